@@ -24,8 +24,7 @@ from unisono.parallel.costs.step_time import (
     step_forecast,
 )
 from unisono.parallel.costs.trace import TracedOperator, TracedStep
-from unisono.parallel.pipeline.schedule import Action
-from unisono.parallel.pipeline.timeline import predict
+from unisono.parallel.pipeline.schedule import Action, predict
 from unisono.parallel.prediction import proved_schedule
 from unisono.planner.compute_calibration import RuntimeCosts, SharedSteps
 from unisono.planner.operator_costs import CostTable, roofline

@@ -7,9 +7,7 @@ import pytest
 
 from loops import each
 from unisono.errors import PlanError
-from unisono.parallel.pipeline.proof import prove
-from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
-from unisono.parallel.pipeline.timeline import predict
+from unisono.parallel.pipeline.schedule import Action, Schedule, predict, prove, schedule
 
 NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 UNIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}

@@ -7,8 +7,7 @@ import pytest
 import unisono as un
 import unisono.parallel as up
 from loops import each
-from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
-from unisono.parallel.pipeline.timeline import predict
+from unisono.parallel.pipeline.schedule import Action, Schedule, predict, schedule
 from unisono.planner import ExpertShape, TrainingPlan, shape_of
 from unisono.planner.cluster_model import PlanModels
 from unisono.planner.search import PlanTree, price

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from unisono.parallel import CaptureError
-from unisono.parallel.graph.argument_templates import template
 from unisono.parallel.graph.containers import mapped
-from unisono.parallel.graph.program import Ref
+from unisono.parallel.graph.program import Ref, template
 from unisono.parallel.program_state import ModuleSettings
 from unisono.parallel.recording import ModelRecorder
 

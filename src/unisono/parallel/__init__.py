@@ -15,7 +15,7 @@ from .compression.reducer import Compression
 from .costs.collectives import Link
 from .costs.forecast import ForecastWarning, StepForecast
 from .costs.predictor import StepPredictor
-from .elastic.change import Change
+from .elastic.handover import Change
 from .elastic.run import ElasticRun
 from .graph.capture import CaptureError, capture
 from .graph.cut import Cut

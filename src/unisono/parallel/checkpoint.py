@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from .compression.checkpoint import CompressionCheckpoint
+    from .compression.reducer import CompressionCheckpoint
     from .outer_optimizer import OuterOptimizer
 
 

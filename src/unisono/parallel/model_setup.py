@@ -15,8 +15,7 @@ from unisono.torch_internals.training import persistent
 from .arguments import agree, check_model, same_everywhere
 from .context.runtime import ContextModel
 from .experts.axis import ExpertAxis
-from .experts.check import ExpertCheck
-from .experts.spread import spread
+from .experts.spread import ExpertCheck, spread
 from .gradients import TiedParameter, sums_of, ties_of
 from .graph.capture import CaptureError
 from .graph.fused import split_

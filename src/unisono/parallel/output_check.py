@@ -21,8 +21,8 @@ from .batches import cut_rows, rows_of
 from .generators import drawing
 from .graph.capture import CaptureError, Recorder, Shapes, call
 from .graph.containers import tensors_in
-from .graph.model_copy import model_copy
 from .graph.program import Graph, refs
+from .graph.shapes import model_copy
 from .pipeline.runtime import PipelineRuntime, StepInput
 from .structure import ModelStructure, run_pieces
 

@@ -18,7 +18,7 @@ from unisono.torch_internals.fake import is_about_data
 from .arguments import check_arguments, check_compiled, check_memory, check_on_change, two
 from .batches import DataComparison, RankBatches, check_layouts, cut_rows, rows_of
 from .costs.forecast import StepForecast, check_prediction
-from .elastic.change import Change
+from .elastic.handover import Change
 from .elastic.membership import RunMembership
 from .elastic.run import ElasticRun
 from .experts.layers import check_experts

@@ -17,9 +17,8 @@ from unisono.torch.control_data import broadcast_data
 from .batches import rows_of
 from .graph.containers import mapped, tensors_in
 from .loss_weights import cut_batch
-from .pipeline.proof import prove
 from .pipeline.runtime import StepInput
-from .pipeline.schedule import Schedule, schedule
+from .pipeline.schedule import Schedule, prove, schedule
 
 if TYPE_CHECKING:
     from .model_setup import ModelSetup

@@ -22,7 +22,7 @@ from unisono.torch_internals.dtensor import handle_parts
 from .arguments import check_gradients, two
 from .batches import DataComparison, RankBatches, rows_of
 from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, states
-from .compression.checkpoint import CompressionCheckpoint
+from .compression.reducer import CompressionCheckpoint
 from .costs.collectives import Link
 from .costs.forecast import ForecastCheck, StepForecast
 from .explained_errors import explained
@@ -49,8 +49,7 @@ from .optimizers import (
 )
 from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
-from .pipeline.schedule import Schedule
-from .pipeline.timeline import Span, Timeline
+from .pipeline.schedule import Schedule, Span, Timeline
 from .plan import Plan
 from .precision import LossScaler
 from .prediction import evaluating, joined, prediction, proved_schedule

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from .graph.capture import call
 from .graph.fused import has_hooks
-from .graph.hints import KINDS
+from .graph.layers import KINDS
 
 # of `transformers`
 GIVE_LOGITS = ("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")

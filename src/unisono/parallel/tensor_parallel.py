@@ -27,12 +27,11 @@ from unisono.torch_internals.training import is_compiled, module_at, uncompile
 
 from . import tensor_moves
 from .generators import RngRegion
-from .graph.call_structure import CallStructure, RecordedCalls, given_by, returned_by
+from .graph.call_structure import CallStructure, RecordedCalls, argument_names, given_by, returned_by
 from .graph.containers import tensors_in
 from .graph.cut import Cut, ModuleMove
 from .graph.fused import like, split_
 from .graph.local_model import ModuleMoves
-from .graph.slots import argument_names
 from .graph.written import Forward, Written
 from .tensor_moves import TensorAxis, saved_as_slices
 

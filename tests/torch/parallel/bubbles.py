@@ -12,9 +12,8 @@ from torch.nn import functional
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
-from unisono.parallel.pipeline.schedule import Action
+from unisono.parallel.pipeline.schedule import Action, predict
 from unisono.parallel.pipeline.schedule import schedule as plan_of
-from unisono.parallel.pipeline.timeline import predict
 
 SECONDS = 0.3  # of a forward, on one rank
 

@@ -23,9 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
 from unisono.parallel.layouts import shard as sharding
-from unisono.parallel.layouts.grid import grid_of
 from unisono.parallel.layouts.operators import RULES, rule_of
-from unisono.parallel.layouts.redistribute import transform_path
+from unisono.parallel.layouts.redistribute import grid_of, transform_path
 from unisono.torch_internals import version_names
 
 CHAINS = 60

@@ -14,7 +14,7 @@ from parallel import own_losses, plain_training
 from parallel.contexts import Decoder, Encoder, OwnLoss, Recorded, batches, classes, mean, of_class
 from parallel.plain_training import adamw, apart, same, seeded
 from parallel.run_features import in_group
-from unisono.parallel.context import attention, ring
+from unisono.parallel.context import attention
 from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.context.layout import PositionSpan
 
@@ -171,7 +171,7 @@ def check_dropout_is_that_of_the_mask_it_draws(folder: Path) -> None:
     """With the same draws again, the gradient is the slope of the loss."""
     ranks = ContextGroup(dist.new_group(), dist.get_rank(), dist.get_world_size())
     span = PositionSpan(8, 0, 8, ranks.ranks)
-    how = ring.Attention(span, span, True, 0.5, 0.5, False, "up::attention")
+    how = attention.Attention(span, span, True, 0.5, 0.5, False, "up::attention")
     generator = torch.Generator().manual_seed(1)
     q, k, v, step = (torch.randn(1, 1, 8, 4, dtype=torch.float64, generator=generator) for _ in range(4))
     mine = span.positions(ranks.rank)

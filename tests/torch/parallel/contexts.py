@@ -15,7 +15,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from parallel.plain_training import adamw, same
 from parallel.run_features import in_group
-from unisono.parallel.context import attention, ring
+from unisono.parallel.context import attention
 from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.context.layout import PositionSpan
 
@@ -177,7 +177,7 @@ def check_attention_against_one_process(folder: Path) -> None:
             mine = span.positions(rank)
             parts = [t[:, :, mine].requires_grad_() for t in leaves[:3]]
             parts += [t.clone().requires_grad_() for t in leaves[3:]]
-            how = ring.Attention(span, span, causal, 0.0, 5**-0.5, heads, "up::attention")
+            how = attention.Attention(span, span, causal, 0.0, 5**-0.5, heads, "up::attention")
             out = attention.attend(*parts[:3], parts[3] if leaves[3:] else mask, how, ranks)
             out.backward(grad[:, :, mine])
             says = f"{key_heads} key heads, heads {heads}, causal {causal}, mask {other}"

@@ -33,7 +33,7 @@ from parallel.expert_models import (
     unnamed,
 )
 from parallel.run_features import in_group
-from unisono.parallel.experts import check
+from unisono.parallel.experts import spread
 
 TOLERANCE = 1e-5
 
@@ -354,14 +354,14 @@ def check_an_error_on_one_rank_ends_the_run_on_all(folder: Path) -> None:
 
 
 def check_a_large_model_is_copied_only_where_it_is_asked_for(folder: Path) -> None:
-    kept, check.LIMIT_BYTES = check.LIMIT_BYTES, 100
+    kept, spread.LIMIT_BYTES = spread.LIMIT_BYTES, 100
     try:
         refused(stacked, r'nothing proves that "1\.experts" \(Stacked\) .*check=True')
         same(plan(), stacked, batches(2), check=True)
         if sweep.HAVE_TRANSFORMERS:
             same(plan(), HUGGING_FACE["mixtral"], batches(2))
     finally:
-        check.LIMIT_BYTES = kept
+        spread.LIMIT_BYTES = kept
 
 
 def check_hugging_faces_models_train_as_in_one_process(folder: Path) -> None:

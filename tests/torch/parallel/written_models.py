@@ -15,7 +15,7 @@ from parallel import models
 from parallel.plain_training import same, same_gradients, under
 from parallel.run_features import in_group
 from unisono.parallel import sharded_parameters
-from unisono.parallel.graph.model_copy import model_copy
+from unisono.parallel.graph.shapes import model_copy
 from unisono.parallel.structure import entries
 
 LOSS = functional.cross_entropy

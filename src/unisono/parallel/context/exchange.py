@@ -7,9 +7,9 @@ is the sum over them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.autograd.profiler import record_function
 
 from .layout import PositionSpan, SequenceDim
 
-__all__ = ["ContextGroup", "gathered", "move", "take", "total", "whole"]
+__all__ = ["ContextGroup", "exchanged", "gathered", "move", "take", "total", "whole"]
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,28 @@ class ContextGroup:
         )
 
 
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, run: Callable[..., Tensor], back: Callable[..., Tensor]) -> Tensor:
+        ctx.back = back
+        return run(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.back(grad), None, None
+
+
+def exchanged(value: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """`run` of a value; its gradient is `back` of that of the result. Neither is followed by autograd."""
+    found: Tensor = _Exchanged.apply(value, run, back)
+    return found
+
+
 def total(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
     """The sum of a value over the ranks."""
-    found: Tensor = _Total.apply(value, ranks, label)
-    return found
+    run = partial(_sum, ranks=ranks, label=label)
+    return exchanged(value, run, run)
 
 
 def take(value: Tensor, place: SequenceDim, rank: int) -> Tensor:
@@ -85,7 +103,11 @@ def move(
     Args:
         shape: of the whole value.
     """
-    moved: Tensor = _Moved.apply(_rows_first(value, shape, place), place.span, span, ranks, label)
+    run, back = (
+        partial(_rows, came=came, goes=goes, ranks=ranks, label=label)
+        for came, goes in ((place.span, span), (span, place.span))
+    )
+    moved = exchanged(_rows_first(value, shape, place), run, back)
     return moved.movedim(0, place.dim + 1).flatten(place.dim, place.dim + 2)
 
 
@@ -97,8 +119,11 @@ def gathered(
     Args:
         shape: of the whole value.
     """
-    found: Tensor = _Gathered.apply(value, shape, place, ranks, label)
-    return found
+
+    def back(grad: Tensor) -> Tensor:
+        return take(_sum(grad, ranks, label), place, ranks.rank)
+
+    return exchanged(value, partial(whole, shape=shape, place=place, ranks=ranks, label=label), back)
 
 
 @torch.no_grad()
@@ -128,55 +153,11 @@ def _rows_first(value: Tensor, shape: Sequence[int], place: SequenceDim) -> Tens
     return first
 
 
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
-        ctx.how = ranks, label
-        return _sum(value, ranks, label)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _sum(grad, *ctx.how), None, None
-
-
 def _sum(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
     made = value.clone(memory_format=torch.contiguous_format)
     with record_function(label):
         ranks.sum_(made)
     return made
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str
-    ) -> Tensor:
-        ctx.how = place, ranks, label
-        return whole(value, shape, place, ranks, label)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        place, ranks, label = ctx.how
-        return take(_sum(grad, ranks, label), place, ranks.rank), None, None, None, None
-
-
-class _Moved(torch.autograd.Function):
-    """Rows in dim 0."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextGroup, label: str
-    ) -> Tensor:
-        ctx.how = came, goes, ranks, label
-        return _rows(value, came, goes, ranks, label)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        came, goes, ranks, label = ctx.how
-        return _rows(grad, goes, came, ranks, label), None, None, None, None
 
 
 def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:

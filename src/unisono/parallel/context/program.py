@@ -29,8 +29,7 @@ from unisono.parallel.graph.program import HOOKS, Ref, refs, writes_of
 from unisono.parallel.graph.rules import DRAWS, slice_of
 from unisono.parallel.graph.stage_program import Stage, StageProgram
 
-from .call import RuleCall
-from .errors import ContextError, refusal, warn_of
+from .call import ContextError, RuleCall, refusal, warn_of
 from .gathers import on_all
 from .layout import LayoutError, PositionSpan, SequenceDim, local_shape
 from .replay import ProgramStep, Replay, ReplayModel, ReplayValues, UnitItem
@@ -39,11 +38,11 @@ from .rules import ATTENTION, WholeMemory, run_rule
 if TYPE_CHECKING:
     from unisono.parallel.costs.collectives import Link
     from unisono.parallel.graph.program import Frame, Graph, Node
-    from unisono.parallel.graph.stage_choice import StageStart
+    from unisono.parallel.graph.stage_program import StageStart
 
     from .exchange import ContextGroup
 
-__all__ = ["ContextError", "ContextProgram"]
+__all__ = ["ContextProgram"]
 
 STATE = ("parameter", "buffer")
 NEW = {  # operators that make memory -> the place of its sizes among their arguments

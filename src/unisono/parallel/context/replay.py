@@ -1,33 +1,45 @@
-"""Runs the operators of a proved program in order: on whole values, or on this rank's part of them."""
+"""Runs the operators of a proved program in order: on whole values, or on this rank's part of them.
+
+Under a tensor axis, too, the program is that of one of its ranks: parameters are this rank's parts, and sizes
+that the program has written down are changed. What is moved between ranks of the tensor axis is noted as one
+operator, on this rank's positions:
+
+    column:   enter -> addmm of a part of the features -> ... attention of some heads ... -> row: addmm -> sum
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from unisono.parallel import tensor_moves
 from unisono.parallel.generators import drawing, seed_of
-from unisono.parallel.graph.argument_templates import template
-from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS, ModuleOp
-from unisono.parallel.graph.program import refs, replayed
+from unisono.parallel.graph.local_model import narrow_
+from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS, ModuleOp, NotedOp, noted_call
+from unisono.parallel.graph.program import refs, replayed, template
+from unisono.parallel.tensor_moves import TensorAxis
+from unisono.parallel.tensor_parallel import LocalForward, leaves_of, part_of, run_locally, share
 
 from .call import label_of
 from .exchange import gathered, move, take
 from .layout import SequenceDim
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.argument_templates import Filler
-    from unisono.parallel.graph.program import Frame, Graph, Node, Ref
+    from unisono.parallel.graph.capture import Recorder, Shapes
+    from unisono.parallel.graph.cut import Cut, ModuleMove
+    from unisono.parallel.graph.program import Filler, Frame, Graph, Node, Ref
 
     from .exchange import ContextGroup
-    from .tensor_axis import CutParts
 
-__all__ = ["ForwardCall", "ProgramStep", "Replay", "ReplayModel", "ReplayValues", "UnitItem"]
+__all__ = ["CutParts", "ForwardCall", "ProgramStep", "Replay", "ReplayModel", "ReplayValues", "UnitItem"]
 
 
 @dataclass
@@ -254,3 +266,109 @@ class ReplayValues(dict[int, Tensor]):
         if (known.dim, known.outer, known.span.size) != (place.dim, place.outer, place.span.size):
             return take(gathered(value, shape, known, replay.ranks, label), place, replay.ranks.rank)
         return move(value, shape, known, place.span, replay.ranks, label)
+
+
+# ---- the tensor axis within a program ----
+
+
+class CutParts:
+    """This rank's parts of what a cut shares.
+
+    Args:
+        cut: of the model.
+        axis: its tensor axis.
+    """
+
+    def __init__(self, cut: Cut, axis: TensorAxis) -> None:
+        self.cut, self.axis = cut, axis
+
+    def prepare(self, shapes: Shapes) -> _RecordedCut:
+        """Cut a copy without values."""
+        return _RecordedCut(shapes, self)
+
+    def local(self, name: str, value: Tensor) -> Tensor:
+        """This rank's part of a parameter or buffer, by its name; one that is not cut is as it is."""
+        dim = self.cut.dims.get(name)
+        return value if dim is None else part_of(value, dim, self.axis)
+
+
+class _RecordedCut:
+    """A cut copy of a model, whose moves and regions a recorder notes."""
+
+    def __init__(self, shapes: Shapes, parts: CutParts) -> None:
+        self._recorder: Recorder | None = None
+        self._open = False
+        model, cut = shapes.model, parts.cut
+        leaves = leaves_of(model, cut)
+        narrow_(shapes, cut)
+
+        def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
+            _RecordedForward(path, module, dims, cut, parts.axis, self)
+
+        run_locally(model, cut, leaves, make)
+
+    def begin(self, recorder: Recorder) -> None:
+        """Note the next run in `recorder`."""
+        self._recorder, self._open = recorder, False
+
+    # ---- as RngRegion, for LocalForward: a region in which ranks draw other numbers ----
+
+    def begin_region(self) -> bool:
+        """A region begins; within one nothing happens, and False returns."""
+        assert self._recorder is not None
+        if self._open:
+            return False
+        self._open = True
+        self._recorder.graph.apart.append((len(self._recorder.graph.nodes), sys.maxsize))
+        return True
+
+    def end_region(self) -> None:
+        """It ends."""
+        assert self._recorder is not None
+        if self._open:
+            graph = self._recorder.graph
+            graph.apart[-1] = graph.apart[-1][0], len(graph.nodes)
+        self._open = False
+
+
+class _RecordedForward(LocalForward):
+    """The forward of a module of the copy."""
+
+    def __init__(
+        self,
+        path: str,
+        module: nn.Module,
+        dims: dict[str, int],
+        cut: Cut,
+        axis: TensorAxis,
+        recorded: _RecordedCut,
+    ) -> None:
+        region: Any = SimpleNamespace(begin=recorded.begin_region, end=recorded.end_region)
+        super().__init__(path, module, dims, cut, axis, region)
+
+    def _part(self, leaf: str, _dim: int) -> Tensor:
+        value: Any = self._module._parameters.get(leaf)
+        found: Tensor = self._module._buffers[leaf] if value is None else value
+        return found
+
+    def _share(self, bias: Tensor) -> Tensor:
+        parts = self._axis.parts
+        op = NotedOp("unisono.share", functools.partial(share, parts=parts))
+        return noted_call(op, (bias,), lambda: bias / parts)  # type: ignore[no-any-return]
+
+    def _move(self, value: Tensor, move: ModuleMove) -> Tensor:
+        kind, dim = move.kind, move.dim % max(value.dim(), 1)
+        if kind == "enter" and not value.requires_grad:
+            return value
+
+        def run(tensor: Tensor, kind: str, dim: int) -> Tensor:
+            return tensor_moves.move(tensor, kind, dim, self._axis, self._label)
+
+        def made() -> Tensor:
+            if kind == "enter":
+                return value.view_as(value)
+            sizes = list(value.shape)
+            sizes[dim] *= self._axis.parts if kind.startswith("gather") else 1
+            return value.new_zeros(sizes) + value.sum()  # with its gradient
+
+        return noted_call(NotedOp("unisono.tensor_move", run), (value, kind, dim), made)  # type: ignore[no-any-return]

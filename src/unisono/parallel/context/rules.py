@@ -21,13 +21,11 @@ from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS
 from unisono.parallel.graph.program import Ref, refs, writes_of
 from unisono.parallel.graph.rules import LIKE, slice_of
 
-from .attention import attend, heads_are_cheaper
+from .attention import Attention, attend, heads_are_cheaper
 from .call import RuleCall
 from .exchange import gathered, take, total
-from .gathers import all_positions, convolution, on_all
+from .gathers import all_positions, convolution, on_all, product
 from .layout import LayoutError, SequenceDim, local_shape, viewed
-from .products import product
-from .ring import Attention
 
 __all__ = ["ATTENTION", "WholeMemory", "run_rule"]
 

@@ -20,7 +20,7 @@ from unisono.errors import UnfitError
 from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import tensors_in
-from unisono.parallel.graph.model_copy import model_copy
+from unisono.parallel.graph.shapes import model_copy
 from unisono.parallel.optimizers import Parameters
 
 from .collectives import CollectiveCosts, LinkCosts, RankGroups

@@ -16,14 +16,13 @@ from unisono.errors import UnfitError
 from unisono.parallel.arguments import check_model, two
 from unisono.parallel.batches import rows_of
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
-from unisono.parallel.graph.attention_call import gpu_attention
 from unisono.parallel.graph.capture import Recorder, Shapes
 from unisono.parallel.graph.containers import cast, mapped
-from unisono.parallel.graph.known_cuts import KnownCuts
+from unisono.parallel.graph.cut import KnownCuts
+from unisono.parallel.graph.noted_call import gpu_attention
 from unisono.parallel.graph.proof import prove
-from unisono.parallel.graph.single_texts import may_be_packed, searches_packed_texts, single_texts
-from unisono.parallel.graph.stage_choice import choose_starts
-from unisono.parallel.graph.stage_program import StageProgram
+from unisono.parallel.graph.shapes import may_be_packed, searches_packed_texts, single_texts
+from unisono.parallel.graph.stage_program import StageProgram, choose_starts
 from unisono.parallel.loss_check import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_setup import forget_caches

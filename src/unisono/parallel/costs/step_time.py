@@ -163,14 +163,8 @@ class _StepPricer:
 
     def _run(self, schedule: Schedule, ranks: list[RankClock]) -> None:
         arrived: dict[StageMessage, float] = {}
-        left = [list(order) for order in schedule.orders]
-        while any(left):
-            for rank, order in enumerate(left):
-                while order:
-                    needed = schedule.needs(order[0])
-                    if needed is not None and needed not in arrived:
-                        break
-                    self._act(schedule, order.pop(0), ranks[rank], arrived)
+        for rank, action in schedule.run_order():
+            self._act(schedule, action, ranks[rank], arrived)
 
     def _act(
         self, schedule: Schedule, action: Action, rank: RankClock, arrived: dict[StageMessage, float]

@@ -1,6 +1,7 @@
 """The ranks of an elastic run: an engine's group that shrinks and grows, and is PyTorch's default group.
 
-A newcomer is alone at first. It joins where its program first needs the others, when its model is made.
+A newcomer is alone at first. It joins where its program first needs the others, when its model is made. The
+loss of a rank ends no call: it is no failure of the run.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from unisono.errors import (
     StoreError,
     Timeout,
 )  # fmt: skip
+from unisono.parallel.failures import RunFailures
 from unisono.torch.reconfiguration import follow
 from unisono.torch_internals import c10d
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from unisono.engine.group.native import NativeGroup
 
-__all__ = ["RunMembership"]
+__all__ = ["ElasticFailures", "RunMembership"]
 
 
 class RunMembership:
@@ -178,3 +180,32 @@ class RunMembership:
                 dist.destroy_process_group()
         if self.group is not None:
             self.group.close()
+
+
+class ElasticFailures(RunFailures):
+    """The calls of a run, whose outcome the loss of a rank does not decide.
+
+    Args:
+        world, groups: see `RunFailures`.
+        lost: whether an error comes from the loss of a rank.
+        tell: tells the other members why this rank leaves, before they find that it has aborted.
+    """
+
+    def __init__(
+        self,
+        world: dist.ProcessGroup,
+        groups: Sequence[dist.ProcessGroup],
+        lost: Callable[[BaseException], bool],
+        tell: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(world, groups)
+        self._lost, self._tell = lost, tell
+
+    def resolve(self, error: Exception, *, together: bool) -> None:
+        """Decide what the error of a call means, see `RunFailures`."""
+        if not self._lost(error):
+            super().resolve(error, together=together)
+
+    def _abort(self, error: Exception) -> None:
+        self._tell(error)
+        super()._abort(error)

@@ -27,10 +27,18 @@ from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.run import Run
 
 from .batches import DrawnOrder, ElasticBatches
-from .change import Change
-from .failures import ElasticFailures
-from .handover import NOTHING, CallReport, Handover, SavedState, StepRecord, StepRecords, fingerprint, spread
-from .membership import RunMembership
+from .handover import (
+    NOTHING,
+    CallReport,
+    Change,
+    Handover,
+    SavedState,
+    StepRecord,
+    StepRecords,
+    fingerprint,
+    spread,
+)
+from .membership import ElasticFailures, RunMembership
 from .shards import ShardCopy, send_shards, sources_of
 
 if TYPE_CHECKING:

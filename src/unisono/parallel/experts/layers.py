@@ -9,7 +9,7 @@
 Recognised without being named are modules that take three arguments, with stacked parameters only, and their
 number in an attribute, such as `num_experts`; and lists of alike modules whose name has "experts".
 
-Nothing proves that a program uses them so: the first step compares (check.py).
+Nothing proves that a program uses them so: the first step compares (spread.py).
 """
 
 from __future__ import annotations

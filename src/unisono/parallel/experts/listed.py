@@ -12,7 +12,7 @@ twice in forward and once in backward. It draws the same random numbers twice, a
 inputs nor into buffers.
 
 Ranks of one tensor or context group run the program on the same values, and each sends its share of the rows
-(shares.py). A recorded program has the call of the module around the list as one operator, which takes and
+(exchange.py). A recorded program has the call of the module around the list as one operator, which takes and
 returns whole values: nothing shows what it does with each row.
 """
 
@@ -29,13 +29,12 @@ from torch import Tensor, nn
 from unisono.errors import UnfitError
 from unisono.parallel.generators import default_generators
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.graph.noted_call import EXPERT_LIST, ModuleOp, noted_call
+from unisono.parallel.graph.noted_call import EXPERT_LIST
 from unisono.parallel.graph.written import Forward
 from unisono.torch_internals.fake import is_fake
 from unisono.torch_internals.training import module_at
 
-from .exchange import RowExchange, reached, told
-from .shares import RowShares
+from .exchange import RowExchange, RowShares, reached, recorded, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,17 +162,11 @@ class ListedExperts(Forward):
         return mapped(output, lambda value: reached(value, back) if value.is_floating_point() else value)
 
     def _recorded(self, first: Tensor, args: Any, named: Any) -> Tensor:
-        """What stands for the call in a recorded program: a value like its first one, with a gradient."""
+        """What stands for the call in a recorded program."""
         parameters = [*self._module.parameters()]
-        op = ModuleOp(EXPERT_LIST, self._caller, lambda *_: None)
-
-        def made() -> Tensor:
-            used = sum((parameter.sum() for parameter in parameters), first.sum())
-            return first + used.to(first.dtype)
-
         each = sum(parameter.numel() for parameter in parameters) // max(self._per, 1)
         flops = 2 * each * first.shape[:-1].numel()
-        return noted_call(op, (first, args, named, parameters), made, flops)  # type: ignore[no-any-return]
+        return recorded(EXPERT_LIST, self._caller, (first, args, named, parameters), first, flops)
 
     def _check_alike(self, first: Tensor | None, output: Any) -> None:
         """A recorded program has one value in place of the call."""

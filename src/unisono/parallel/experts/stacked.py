@@ -7,8 +7,8 @@ A rank holds the experts of its place: 8 experts on 4 ranks are 0 1 | 2 3 | 4 5 
 rank that has one of its experts, with all its indices. There the layer's own forward runs, once for each pair
 of a row and an expert, on this rank's part of the parameters. The sum over a row's experts on a rank returns.
 
-Ranks of one tensor group have the same rows, and each sends its share (shares.py). A recorded program has the
-call as one operator.
+Ranks of one tensor group have the same rows, and each sends its share (exchange.py). A recorded program has
+the call as one operator.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from unisono.errors import UnfitError
 from unisono.parallel.graph.fused import like
-from unisono.parallel.graph.noted_call import EXPERTS, ModuleOp, noted_call
+from unisono.parallel.graph.noted_call import EXPERTS
 from unisono.parallel.graph.written import Forward
 from unisono.torch_internals.fake import is_fake
 
-from .exchange import RowExchange, told, used
-from .shares import RowShares
+from .exchange import RowExchange, RowShares, recorded, told, used
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -110,17 +109,11 @@ class StackedExperts(Forward):
         return self._shares.added(output).view(given.rows.shape)
 
     def _recorded(self, given: _Routing) -> Tensor:
-        """What stands for the call in a recorded program: rows of the same shape, with a gradient."""
+        """What stands for the call in a recorded program."""
         parameters = [*self._module.parameters()]
         each = sum(parameter.numel() for parameter in parameters) // self._experts
-        op = ModuleOp(EXPERTS, self._path, lambda *_: None)
-
-        def made() -> Tensor:
-            used = sum((parameter.sum() for parameter in parameters), given.weight.sum())
-            return given.rows + used.to(given.rows.dtype)
-
-        args = given.rows, given.chosen, given.weight, given.names, parameters
-        return noted_call(op, args, made, 2 * each * given.chosen.numel())  # type: ignore[no-any-return]
+        flops = 2 * each * given.chosen.numel()
+        return recorded(EXPERTS, self._path, (*given, parameters), given.weight, flops)
 
     def _here(self, rows: Tensor, index: Tensor, weight: Tensor, names: tuple[str | int, ...]) -> Tensor:
         """The sum over this rank's experts for each row that came. Shapes: as in `__call__`."""

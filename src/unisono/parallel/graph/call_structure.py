@@ -1,23 +1,82 @@
-"""How a module was called when its program was recorded, apart from sizes; and whether a call fits that.
+"""How a module is called: where its tensors are, and whether that fits the calls of the recorded program.
 
-What a cut moves, it moves at the slots of the recorded calls. A call that has tensors at other slots, or
-other flags, runs another program than the proved one.
+A slot is the name of the argument, then the places in its containers:
+
+    f(x, (a, None), mask=m)      ("x",), ("states", 0), ("mask",)        of def f(x, states, mask=None)
+    return {"logits": y}         ("logits",)                             a tensor by itself: ()
+
+It is the same for an argument by place and by name, and None at one is as if it was not there. What a cut
+moves, it moves at the slots of the recorded calls. A call that has tensors at other slots, or other flags,
+runs another program than the proved one. Sizes are not compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .slots import Slot, slots_in, slots_of_call
+from .containers import parts_of, rebuilt
 
-__all__ = ["CallStructure", "RecordedCalls", "given_by", "returned_by", "shown"]
+__all__ = [
+    "CallStructure", "RecordedCalls", "Slot", "argument_names", "given_by", "returned_by", "shown",
+    "slots_in", "slots_of_call", "with_changed",
+]  # fmt: skip
 
 LEAVES: Any = (Tensor, bool, str)
 UNSEEN = {("use_cache",)}  # a model is recorded with its cache, which `forget_caches` then switches off
+
+Slot = tuple[Any, ...]
+
+
+def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of what a function takes by place. One whose signature nobody knows has none."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(
+        one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    )
+
+
+def slots_in(thing: Any, kind: Any = Tensor, at: Slot = ()) -> Iterator[tuple[Slot, Any]]:
+    """Yield every tensor in nested containers, or every `kind`, as `tensors_in` does, with its slot."""
+    if isinstance(thing, kind):
+        yield at, thing
+    else:
+        for key, part in parts_of(thing) or ():
+            yield from slots_in(part, kind, (*at, key))
+
+
+def slots_of_call(
+    args: Any, named: Any, names: tuple[str, ...], kind: Any = Tensor
+) -> Iterator[tuple[Slot, Any]]:
+    """Yield every tensor that a call passes, or every `kind`, in the order of `tensors_in`, with its slot.
+
+    Args:
+        names: those of `argument_names`.
+    """
+    for place, part in enumerate(args):
+        yield from slots_in(part, kind, (names[place] if place < len(names) else place,))
+    yield from slots_in(named, kind)
+
+
+def with_changed(thing: Any, slot: Slot, change: Callable[[Tensor], Tensor]) -> Any:
+    """`thing` with another tensor at a slot; what is not there is not changed."""
+    if not slot:
+        return change(thing) if isinstance(thing, Tensor) else thing
+    parts = dict(parts_of(thing) or ())
+    if slot[0] not in parts:
+        return thing
+    parts[slot[0]] = with_changed(parts[slot[0]], slot[1:], change)
+    return rebuilt(thing, parts)
+
+
+# ---- the structure of a call ----
 
 
 class CallStructure(NamedTuple):

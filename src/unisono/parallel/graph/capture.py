@@ -7,13 +7,20 @@ Python runs as it is: loops, branches, dicts, dataclasses. Only what reads the v
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
+import linecache
 import logging
+import os
+import random
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
@@ -21,19 +28,17 @@ from torch.overrides import TorchFunctionMode
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 from unisono.torch_internals.training import module_at
 
-from .attention_call import ATTENTION, FUNCTION, bound, calls_told
+from .call_structure import argument_names, slots_in, slots_of_call
 from .containers import mapped, numbers_of, tensors_in
-from .cost import flops_of
-from .direct_calls import Around, DirectCalls
-from .noted_call import check_at, noted_call
-from .program import Frame, FunctionCall, Graph, Node, Ref, Value
-from .python_stack import PACKAGES, draws_in_python, is_recomputed, line_now, python_states
-from .saved_results import saved_result
+from .noted_call import ATTENTION, FUNCTION, bound, calls_told, check_at, noted_call
+from .program import Frame, FunctionCall, Graph, Node, Ref, Value, flops_of
 from .shapes import CaptureError, Shapes, check_collective
-from .slots import argument_names, slots_in, slots_of_call
 
 __all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture", "quiet"]
 
+PACKAGES = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)
+CHECKPOINT = torch.utils.checkpoint.__file__
+MODULE = nn.modules.module.__file__
 STATE = frozenset(vars(nn.Module()))  # what nn.Module itself keeps among a module's attributes
 SCRIPTED = "::DifferentiableGraphBackward"  # of torch.jit.script, whose operators run without autograd
 SKIPPED = ("prim.device", "aten.detach_", "aten.sym_size", "aten.sym_numel", "aten.is_pinned")
@@ -92,7 +97,7 @@ class Recorder:
             for name, value in named:
                 self.graph.names[name] = self._new(value, kind, name=name)
         buffers = dict(model.named_buffers())
-        self._direct = DirectCalls(model, self._around)
+        self._direct = _DirectCalls(model, self._around)
         handles = [
             handle
             for path, module in model.named_modules()
@@ -104,7 +109,7 @@ class Recorder:
             )
         ]
         inputs = self._shapes.inputs(sample)
-        drawn = python_states()
+        drawn = _python_states()
         for tensor in tensors_in(inputs):
             self._new(tensor, "input")
         try:
@@ -117,8 +122,12 @@ class Recorder:
             for handle in handles:
                 handle.remove()
             self._direct.end()
-        if python_states() != drawn:
-            raise CaptureError(draws_in_python(self.graph.model), final=True)
+        if _python_states() != drawn:
+            raise CaptureError(
+                f"{self.graph.model} draws numbers from Python's random or NumPy while it runs, so it does "
+                "not run one program. Draw them outside, and give them to it",
+                final=True,
+            )
         self.graph.result = mapped(output, lambda tensor: Ref(self.value(tensor)))
         self.graph.outputs = [ref.value for ref in tensors_in(self.graph.result, Ref)]
         self._note_kept(model, buffers)
@@ -144,7 +153,7 @@ class Recorder:
             else:
                 self.graph.constants[number] = None if self._shapes.mode.is_our_fake(tensor) else tensor
         else:
-            number = saved_result(self.graph, tensor, known[1], self._made_by)
+            number = _saved_result(self.graph, tensor, known[1], self._made_by)
         made_by: Any = tensor.grad_fn
         self._made_by[number] = made_by
         if _hides(made_by):
@@ -168,21 +177,19 @@ class Recorder:
             return True
         came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
         output = run()
-        number = len(self.graph.nodes)
-        if is_recomputed():
-            self.graph.recomputed.add(number)
         flat = output if isinstance(output, (tuple, list)) else (output,)
-        self.graph.nodes.append(
-            Node(
-                number, op, *came, (), tuple(self.frames), self._call, line_now(),
-                flops_of(op, args, output), torch.is_grad_enabled(),
-            )
-        )  # fmt: skip
-        outputs = tuple(
-            self._new(part, "operator", node=number) if isinstance(part, Tensor) else None for part in flat
-        )
-        self.graph.nodes[number] = dataclasses.replace(self.graph.nodes[number], outputs=outputs)
+        self._note(op, came, flat, flops_of(op, args, output))
         return output
+
+    def _note(self, op: Any, came: tuple[Any, Any], outputs: Sequence[Any], flops: int) -> None:
+        number = len(self.graph.nodes)
+        if _is_recomputed():
+            self.graph.recomputed.add(number)
+        made = tuple(
+            self._new(part, "operator", node=number) if isinstance(part, Tensor) else None for part in outputs
+        )
+        frames, grad = tuple(self.frames), torch.is_grad_enabled()
+        self.graph.nodes.append(Node(number, op, *came, made, frames, self._call, _line_now(), flops, grad))
 
     def _is_checked(self, read: Tensor) -> bool:
         """Whether a program reads this value only to raise where it is False; if so, note the check."""
@@ -190,11 +197,7 @@ class Recorder:
         made_by = self.graph.values[number].node
         if made_by < 0 or self.graph.nodes[made_by].name != "aten._is_all_true":
             return False
-        line, frames, grad = line_now(), tuple(self.frames), torch.is_grad_enabled()
-        check, at = check_at(line), len(self.graph.nodes)
-        self.graph.nodes.append(
-            Node(at, check, (Ref(number),), {}, (None,), frames, self._call, line, 0, grad)
-        )
+        self._note(check_at(_line_now()), ((Ref(number),), {}), (None,), 0)
         return True
 
     def function(self, function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -232,12 +235,7 @@ class Recorder:
         self.paused += 1
         output = run()
         self.paused -= 1
-        number = len(self.graph.nodes)
-        made = self._new(output, "operator", node=number)
-        if is_recomputed():
-            self.graph.recomputed.add(number)
-        frames, grad = tuple(self.frames), torch.is_grad_enabled()
-        self.graph.nodes.append(Node(number, op, *came, (made,), frames, self._call, line_now(), flops, grad))
+        self._note(op, came, (output,), flops)
         return output
 
     def _new(self, tensor: Tensor, kind: str, *, node: int = -1, name: str = "") -> int:
@@ -262,7 +260,7 @@ class Recorder:
                 number, path, type(module).__name__, len(self.graph.nodes), names=names,
                 slots=(tuple(slot for slot, _ in slots_of_call(came[0], came[1], names, Ref)), ()),
                 inputs=[ref.value for ref in tensors_in(came, Ref)], arguments=came,
-                grad=torch.is_grad_enabled(), recomputed=is_recomputed(), level=len(self.frames),
+                grad=torch.is_grad_enabled(), recomputed=_is_recomputed(), level=len(self.frames),
                 autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
             )  # fmt: skip
             self.graph.frames.append(frame)
@@ -389,8 +387,116 @@ def call(module: Any, inputs: Any) -> Any:
     return module(*inputs) if isinstance(inputs, (tuple, list)) else module(inputs)
 
 
+# ---- what autograd knows ----
+
+
 def _hides(function: Any) -> bool:
     """Whether a function of autograd has a backward that the recorded operators do not show."""
     if isinstance(function, BackwardCFunction):
         return True
     return function is not None and str(function.name()).endswith(SCRIPTED)
+
+
+def _saved_result(graph: Graph, tensor: Tensor, number: int, made_by: Mapping[int, Any]) -> int:
+    """Return the value that `tensor` (value `number`) is: the result of an operator where autograd saved it.
+
+    Autograd keeps a result detached, and gives what it takes out the grad_fn of the result. No operator
+    shows that. A program that is run again by its operators would lose the gradient through the result.
+    A detached tensor that is written has another grad_fn, and is itself.
+
+    Args:
+        made_by: value -> the grad_fn that it was last seen with.
+
+    Example: tanh makes 3, detach of 3 makes 4, and tanh_backward takes 4 with tanh's grad_fn -> 3.
+    """
+    found = number
+    while tensor.grad_fn is not None and (node := graph.values[found].node) >= 0:
+        if graph.nodes[node].op is not torch.ops.aten.detach.default:
+            break
+        found = int(graph.nodes[node].args[0].value)
+        if made_by.get(found) is tensor.grad_fn:
+            return found
+    return number
+
+
+# ---- where a program is ----
+
+
+def _is_recomputed() -> bool:
+    """Whether torch.utils.checkpoint runs this, and the innermost module has called it."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == CHECKPOINT:
+            return True
+        if code.co_name == "_call_impl" and code.co_filename == MODULE:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _line_now() -> str:
+    """Where the program is: the innermost line outside PyTorch and outside this package."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    return f"{name}:{number}: {linecache.getline(name, number).strip()}"
+
+
+def _python_states() -> Any:
+    """Of the generators whose numbers decide what Python does."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), kind, np.asarray(keys).tobytes(), rest
+
+
+# ---- calls of `module.forward` that a program makes itself ----
+
+
+Around = tuple[Callable[[nn.Module, Any, Any], None], Callable[[nn.Module, Any, Any], None]]
+
+
+class _DirectCalls:
+    """Every forward of a model, watched: a recording takes a call of it for a call of the module.
+
+    No hook of PyTorch is told of these calls, but what a run puts in the place of a forward is called.
+
+    Args:
+        around: of the path of a module -> what is called before and after a direct call, as its hooks are.
+    """
+
+    def __init__(self, model: nn.Module, around: Callable[[str], Around]) -> None:
+        self._hooked: nn.Module | None = None
+        self._own = list[tuple[nn.Module, Any]]()
+        for path, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                self._own.append((module, vars(module).get("forward")))
+                module.forward = self._watched(module, *around(path))  # type: ignore[method-assign]
+
+    def hooked(self, module: nn.Module) -> None:
+        """The hooks of a module have run; its forward is called next."""
+        self._hooked = module
+
+    def end(self) -> None:
+        """Give the modules their own forward back."""
+        for module, own in self._own:
+            del module.forward
+            if own is not None:
+                module.forward = own
+
+    def _watched(self, module: nn.Module, before: Any, after: Any) -> Callable[..., Any]:
+        run = module.forward
+
+        @functools.wraps(run)
+        def forward(*args: Any, **named: Any) -> Any:
+            hooked, self._hooked = self._hooked, None
+            if hooked is module:
+                return run(*args, **named)
+            before(module, args, named)
+            output = run(*args, **named)
+            after(module, args, output)
+            return output
+
+        return forward

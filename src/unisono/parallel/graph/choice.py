@@ -23,9 +23,8 @@ from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
 from .fused import can_split_heads, has_hooks
-from .hints import NO_SUM, NOT_NAMED, Hints, named_dim
-from .indices import Dim, Index, block, block_all, repeated, roots
-from .layers import Layer, is_product, layer_of
+from .indices import Dim, Index, Segment, block, block_all, repeated, roots
+from .layers import NO_SUM, NOT_NAMED, Hints, Layer, is_product, layer_of, named_dim
 from .program import Graph, Node, refs
 from .rules import Rules
 from .sequence import settle
@@ -298,16 +297,12 @@ class Choice:
 
     def local(self, number: int) -> tuple[int, ...]:
         """The shape of a value on one rank."""
-        return tuple(
-            sum(
-                math.prod(
-                    factor.size // self.parts if factor.index.root() in self.chosen else factor.size
-                    for factor in segment
-                )
-                for segment in dim
-            )
-            for dim in self.rules.dims[number]
-        )
+        return tuple(sum(map(self.local_size, dim)) for dim in self.rules.dims[number])
+
+    def local_size(self, segment: Segment) -> int:
+        """The size of a segment of a dim on one rank."""
+        chosen = self.chosen
+        return math.prod(f.size // self.parts if f.index.root() in chosen else f.size for f in segment)
 
     def _made(self) -> Cut:
         cut = Cut(self.parts)

@@ -6,12 +6,13 @@ import copy
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["cast", "mapped", "numbers_of", "parts_of", "strange_in", "tensors_in"]
+__all__ = ["cast", "mapped", "numbers_of", "parts_of", "rebuilt", "strange_in", "tensors_in"]
 
 PLAIN = (
     bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -78,20 +79,27 @@ def mapped(thing: Any, change: Callable[[Any], Any], kind: type[Any] = Tensor) -
     """Nested containers with `change` applied to every tensor, or to every `kind`."""
     if isinstance(thing, kind):
         return change(thing)
-    if isinstance(thing, (dict, MutableMapping)):
-        found = {key: mapped(value, change, kind) for key, value in thing.items()}
-        return found if type(thing) is dict else _rebuilt(thing, found)
-    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-        return type(thing)(*(mapped(part, change, kind) for part in thing))
+    parts = parts_of(thing)
+    return (
+        thing if parts is None else rebuilt(thing, {key: mapped(part, change, kind) for key, part in parts})
+    )
+
+
+def rebuilt(thing: Any, parts: dict[Any, Any]) -> Any:
+    """A container or dataclass like `thing` with these parts, as `parts_of` has them."""
+    if type(thing) is dict:
+        return parts
     if isinstance(thing, (tuple, list)):
-        plain: Any = tuple if isinstance(thing, tuple) else list
-        return plain(mapped(part, change, kind) for part in thing)
-    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        changed = copy.copy(thing)
-        for name, part in fields_of(thing):
-            object.__setattr__(changed, name, mapped(part, change, kind))
-        return changed
-    return thing
+        if hasattr(thing, "_fields"):
+            return type(thing)(*parts.values())
+        return tuple(parts.values()) if isinstance(thing, tuple) else [*parts.values()]
+    if isinstance(thing, Mapping) and not isinstance(thing, MutableMapping):
+        return thing
+    changed = copy.copy(thing)
+    put = changed.__setitem__ if isinstance(thing, Mapping) else partial(object.__setattr__, changed)
+    for key, part in parts.items():
+        put(key, part)
+    return changed
 
 
 def cast(thing: Any, dtype: torch.dtype | None) -> Any:
@@ -99,10 +107,3 @@ def cast(thing: Any, dtype: torch.dtype | None) -> Any:
     if dtype is None:
         return thing
     return mapped(thing, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-
-
-def _rebuilt(thing: Any, found: dict[Any, Any]) -> Any:
-    changed = copy.copy(thing)
-    for key, value in found.items():
-        changed[key] = value
-    return changed

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import nn
 
-from .call_structure import RecordedCalls
-from .slots import Slot
+from .call_structure import RecordedCalls, Slot
+from .shapes import CaptureError
 
-__all__ = ["Cut", "ModuleMove", "Moves", "Sizes"]
+__all__ = ["Cut", "KnownCuts", "ModuleMove", "Moves", "Sizes"]
 
 
 class Sizes(NamedTuple):
@@ -154,3 +154,26 @@ class Cut:
 def _merged(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Paths that differ in numbers only, with one text, are one: layers.0.fc, layers.1.fc -> layers.*.fc."""
     return list(dict.fromkeys((re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path), text) for path, text in pairs))
+
+
+class KnownCuts:
+    """What has been found for one model."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Cut | CaptureError] = {}
+
+    def of(self, key: Hashable, find: Callable[[], Cut]) -> Cut:
+        """The cut of this key.
+
+        Raises:
+            CaptureError: it cannot be cut. It is not tried again.
+        """
+        if key not in self._known:
+            try:
+                self._known[key] = find()
+            except CaptureError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, CaptureError):
+            raise found
+        return found

@@ -1,4 +1,8 @@
-"""The layers that the tensor axis runs on parts: which dims of their weights are inputs and outputs."""
+"""The layers that the tensor axis runs on parts, and what the search for a cut is told of them.
+
+Of a layer it is known which dims of its weight are inputs and outputs. The search is told where cuts pay, and
+the cuts that a caller names by modules.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,14 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from unisono.torch_internals.training import module_at
+
+from .fused import Split
 from .program import Frame, Graph, refs
 
-__all__ = ["Layer", "is_product", "layer_of"]
+__all__ = [
+    "KINDS", "NOT_NAMED", "NO_SUM", "Hints", "Layer", "is_product", "layer_of", "named_dim", "of_parts",
+]  # fmt: skip
 
 
 class Layer(NamedTuple):
@@ -69,3 +78,39 @@ def is_product(graph: Graph, frame: Frame, weight: int | None, bias: int | None)
         and all(bias == value for value in biases)
         and len(added) + len(biases) <= 1
     )
+
+
+# ---- what the search is told ----
+
+
+KINDS = ("column", "column, gathered", "row", "vocabulary", "whole")
+NOT_NAMED = "cuts= does not name it"
+NO_SUM = "no layer sums over it afterwards"
+
+
+class Hints(NamedTuple):
+    """Where cuts pay: embeddings to cut by rows, and layers whose output is gathered.
+
+    kinds: the caller's cuts, path -> kind; nothing else is cut. None: the program decides.
+    """
+
+    vocabulary: frozenset[str]
+    gathered: frozenset[str]
+    kinds: dict[str, str] | None = None
+
+
+def of_parts(model: nn.Module, kinds: dict[str, str]) -> dict[str, str]:
+    """Path -> kind, of the layers that stand for a fused one in `model`, in place of the one."""
+    found: dict[str, str] = {}
+    for path, kind in kinds.items():
+        module = module_at(model, path)
+        names = [f"{path}.{name}" for name in module.names] if isinstance(module, Split) else [path]
+        found |= dict.fromkeys(names, kind)
+    return found
+
+
+def named_dim(module: nn.Module, layer: Layer | None, kind: str) -> int | None:
+    """The dim that this kind cuts of the weight of a layer; None: it is no layer that can be cut so."""
+    if layer is None or (kind == "vocabulary" and not isinstance(module, nn.Embedding)):
+        return None
+    return 0 if kind == "vocabulary" else layer.input_dim if kind == "row" else layer.output_dim

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .call_structure import Slot
 from .capture import CaptureError, Shapes
 from .choice import Choice
+from .containers import mapped
 from .local_model import LocalModel, ProgramMismatch, slice_bounds
 from .program import Frame, Graph, Node, Ref, refs
 from .rules import slice_of
 from .sequence import ScatteredPositions
-from .slots import Slot
 
 __all__ = ["ProgramMismatch", "compare"]
 
@@ -220,19 +221,9 @@ def _equal(one: Any, other: Any) -> bool:
 def _plain(node: Node) -> str:
     """The arguments that are no tensors, nor sizes."""
     if node.name not in SIZED:
-        return repr(_without(node.args)) + repr(_without(node.named))
+        return repr(mapped((node.args, node.named), lambda _: None, Ref))
     filled = {"aten.full": 1, "aten.new_full": 2}.get(node.name)
     fill = (
         node.args[filled] if filled is not None and len(node.args) > filled else node.named.get("fill_value")
     )
     return repr(fill) + repr({key: node.named[key] for key in ("dtype", "generator") if key in node.named})
-
-
-def _without(thing: Any) -> Any:
-    if isinstance(thing, Ref):
-        return None
-    if isinstance(thing, (list, tuple)):
-        return [_without(part) for part in thing]
-    if isinstance(thing, dict):
-        return {key: _without(part) for key, part in thing.items()}
-    return thing

@@ -5,7 +5,6 @@ A size that the program has written down, such as the number of heads in a view,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -15,13 +14,13 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import module_at
 
-from .call_structure import RecordedCalls, given_by, returned_by
+from .call_structure import RecordedCalls, argument_names, given_by, returned_by, with_changed
 from .capture import Recorder, Shapes
 from .choice import Choice
 from .cut import Cut, ModuleMove, Moves, Sizes
+from .indices import size_of
 from .program import FunctionCall, Node
 from .rules import slice_of
-from .slots import argument_names, with_changed
 
 __all__ = ["LocalModel", "ModuleMoves", "ProgramMismatch", "changed", "slice_bounds"]
 
@@ -69,9 +68,8 @@ class LocalModel:
         def forward(*args: Any, **named: Any) -> Tensor:
             output: Tensor = run(*args, **named)
             recorder.paused += 1
-            whole = (
-                output.new_zeros(*output.shape[:-1], output.shape[-1] * parts) + output.sum()
-            )  # with its gradient
+            whole = output.new_zeros(*output.shape[:-1], output.shape[-1] * parts)
+            whole = whole + output.sum()  # with its gradient
             recorder.paused -= 1
             recorder.stand_in(output, whole)
             return whole
@@ -107,12 +105,10 @@ class LocalModel:
         sizes, parts = list(tensor.shape), self._choice.parts
         gathers = move.kind.startswith("gather")
         sizes[move.dim] = sizes[move.dim] * parts if gathers else sizes[move.dim] // parts
-        order = sorted(
-            range(len(sizes)), key=tensor.stride().__getitem__, reverse=True
-        )  # operators depend on it
-        other = tensor.new_zeros([sizes[at] for at in order]).permute(
-            [order.index(at) for at in range(len(order))]
-        )
+        # operators depend on the strides
+        order = sorted(range(len(sizes)), key=tensor.stride().__getitem__, reverse=True)
+        other = tensor.new_zeros([sizes[at] for at in order])
+        other = other.permute([order.index(at) for at in range(len(order))])
         other = other + tensor.sum()  # with its gradient
         self.recorder.paused -= 1
         self.recorder.stand_in(tensor, other)
@@ -162,10 +158,8 @@ def _wanted(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, 
         dims = range(first, first + len(call.numbers) - 1)
         return {place + 1: (whole[dim], local[dim]) for place, dim in enumerate(dims)}
     last = nodes[-1]
-    if last.name in ("aten.split", "aten.split_with_sizes") and call.function in (
-        "split",
-        "split_with_sizes",
-    ):
+    splits = ("split", "split_with_sizes")
+    if last.name.removeprefix("aten.") in splits and call.function in splits:
         dim = last.args[2] if len(last.args) > 2 else last.named.get("dim", 0)
         outputs = [number for number in last.outputs if number is not None]
         sizes = [(choice.graph.values[n].shape[dim], choice.local(n)[dim]) for n in outputs]
@@ -203,26 +197,11 @@ def slice_bounds(choice: Choice, node: Node) -> tuple[list[int], list[int]] | No
     if whole == local:
         return None
     first, last, _ = slice(start, stop).indices(whole)
-    before = 0
-    mine = 0
-    found: dict[int, int] = {0: 0}
+    before, mine, found = 0, 0, {0: 0}
     for segment in dims[at]:
-        before, mine = (
-            before + _size((segment,), choice, whole=True),
-            mine + _size((segment,), choice, whole=False),
-        )
+        before, mine = before + size_of((segment,)), mine + choice.local_size(segment)
         found[before] = mine
     return [first, last], [found.get(first, -1), found.get(last, -1)]
-
-
-def _size(dim: Any, choice: Choice, *, whole: bool) -> int:
-    return sum(
-        math.prod(
-            factor.size if whole or factor.index.root() not in choice.chosen else factor.size // choice.parts
-            for factor in segment
-        )
-        for segment in dim
-    )
 
 
 def narrow_(shapes: Shapes, cut: Cut) -> None:

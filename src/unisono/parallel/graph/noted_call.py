@@ -1,16 +1,27 @@
-"""A call that a recorded program has as one operator, whatever PyTorch makes of it."""
+"""A call that a recorded program has as one operator, whatever PyTorch makes of it.
+
+PyTorch makes other operators of scaled_dot_product_attention by device, mask and dropout; one that is cut
+must be known as what it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import handle_torch_function, has_torch_function
 
 from unisono.errors import UnfitError
 
-__all__ = ["CHECKS", "EXPERTS", "EXPERT_LIST", "ModuleOp", "NotedOp", "check_at", "noted_call"]
+__all__ = [
+    "ATTENTION", "CHECKS", "EXPERTS", "EXPERT_LIST", "FUNCTION", "ModuleOp", "NotedOp", "bound",
+    "calls_told", "check_at", "gpu_attention", "noted_call",
+]  # fmt: skip
 
 EXPERTS = "unisono.experts"  # stacked: called with (rows, indices of experts, weights)
 EXPERT_LIST = "unisono.expert_list"  # a module around a list of experts: called with whole values
@@ -71,3 +82,62 @@ def noted_call(op: NotedOp, args: tuple[Any, ...], run: Callable[[], Tensor], fl
     if has_torch_function(args[:1]):  # a mode is active
         return handle_torch_function(noted_call, args[:1], op, args, run, flops)
     return run()
+
+
+# ---- scaled_dot_product_attention ----
+
+
+FUNCTION = "scaled_dot_product_attention"
+DEFAULTS: dict[str, Any] = {
+    "query": None, "key": None, "value": None, "attn_mask": None, "dropout_p": 0.0, "is_causal": False,
+    "scale": None, "enable_gqa": False,
+}  # fmt: skip
+
+
+def bound(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a call by name."""
+    return DEFAULTS | dict(zip(DEFAULTS, args, strict=False)) | named
+
+
+@contextlib.contextmanager
+def calls_told(tell: Callable[[Any, Any, Any], Any] | None) -> Iterator[None]:
+    """Tell of calls that PyTorch's own layers make, too: no function mode is told of them.
+
+    Args:
+        tell: (function, args, named) -> what the call returns; None: nobody is told.
+    """
+    function: Any = getattr(functional, FUNCTION)
+    if tell is not None:
+        setattr(functional, FUNCTION, lambda *args, **named: tell(function, args, named))
+    try:
+        yield
+    finally:
+        setattr(functional, FUNCTION, function)
+
+
+ATTENTION: Any = NotedOp("unisono.attention", functional.scaled_dot_product_attention)
+
+
+# ---- on a GPU ----
+
+
+@contextlib.contextmanager
+def gpu_attention(*, on_gpu: bool) -> Iterator[None]:
+    """Calls of `scaled_dot_product_attention` run the operators of a GPU's.
+
+    Args:
+        on_gpu: shapes are those of a GPU; otherwise nothing changes.
+    """
+    with calls_told(_call if on_gpu else None):
+        yield
+
+
+def _call(function: Callable[..., Any], args: Any, named: Any) -> Any:
+    call = bound(args, named)
+    query, key = call["query"], call["key"]
+    if query.dim() != 4:
+        return function(*args, **named)
+    if query.dtype == torch.float32 and query.shape[1] != key.shape[1]:
+        with sdpa_kernel(SDPBackend.MATH):
+            return function(**call)
+    return function(**{**call, "dropout_p": 0.0})

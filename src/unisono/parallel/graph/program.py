@@ -10,18 +10,22 @@ line of the user's program, such as `x.view(b, t, 12, -1)`; operators know their
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from unisono.torch_internals.fake import arguments_of
 
-from .containers import tensors_in
-from .slots import Slot, slots_in
+from .call_structure import Slot, slots_in
+from .containers import mapped, tensors_in
 
-__all__ = ["Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "refs", "replayed", "writes_of"]
+__all__ = [
+    "Filler", "Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "columns", "flops_of",
+    "refs", "replayed", "template", "writes_of",
+]  # fmt: skip
 
 
 HOOKS = ("register_hook", "register_multi_grad_hook")  # functions whose effect no operator shows
@@ -243,17 +247,23 @@ class Graph:
                     ", ".join(map(str, shapes)),
                 )
             )  # fmt: skip
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(
-                text.ljust(width) if column in (0, 1, 7) else text.rjust(width)
-                for column, (text, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
+        return columns(rows, right=range(2, 7))
 
     def __str__(self) -> str:
         return f"{self.model}: {len(self.nodes)} operators, {self.flops / 1e9:.4g} GFLOP\n{self.table()}"
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
+    """A table as text. right: columns that end alike."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            text.rjust(width) if column in right else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def writes_of(node: Node) -> list[tuple[int, int]]:
@@ -287,3 +297,72 @@ def replayed(node: Node, graph: Graph, written: Collection[int]) -> Any:
 def refs(arguments: Any) -> Iterator[Ref]:
     """Yield every Ref in nested lists, tuples and dicts."""
     return tensors_in(arguments, Ref)
+
+
+Filler = Callable[[Callable[[Ref], Any]], Any]
+"""Takes what finds a value, and returns the arguments."""
+
+UNCHANGED = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+def template(thing: Any) -> Filler:
+    """What fills nested arguments with values, as `mapped(thing, resolve, Ref)` does; containers are new.
+
+    Example: template((Ref(3), 1))(values.get) == (values.get(Ref(3)), 1).
+    """
+    if isinstance(thing, Ref):
+        return lambda resolve: resolve(thing)
+    if isinstance(thing, UNCHANGED):
+        return lambda _: thing
+    if type(thing) is tuple and all(isinstance(part, UNCHANGED) for part in thing):
+        return lambda _: thing
+    if type(thing) in (tuple, list):
+        parts = [template(part) for part in thing]
+        if type(thing) is tuple:
+            return lambda resolve: tuple([fill(resolve) for fill in parts])
+        return lambda resolve: [fill(resolve) for fill in parts]
+    if type(thing) is dict:
+        named = [(key, template(part)) for key, part in thing.items()]
+        return lambda resolve: {key: fill(resolve) for key, fill in named}
+    return lambda resolve: mapped(thing, resolve, Ref)
+
+
+# ---- cost ----
+
+
+def flops_of(op: Any, args: tuple[Any, ...], output: Any) -> int:
+    """Floating-point operations: of products, convolutions, attention; one an element of what is elementwise.
+
+    A multiplication with an addition counts 2.
+
+    Example: aten.mm of [2, 3] and [3, 4]: 48.
+    """
+    name = str(op.overloadpacket)
+    known = FORMULAS.get(name)
+    if known is None and name.startswith("aten._scaled_dot_product"):
+        known = _attention
+    if known is not None:
+        return known([arg for arg in args if isinstance(arg, Tensor)], output)
+    return output.numel() if torch.Tag.pointwise in op.tags and isinstance(output, Tensor) else 0
+
+
+def _product(tensors: list[Tensor], output: Any) -> int:
+    return 2 * int(output.numel()) * int(tensors[-1].shape[-2])
+
+
+def _convolution(tensors: list[Tensor], output: Any) -> int:
+    return 2 * int(output.numel()) * math.prod(tensors[1].shape[1:])
+
+
+def _attention(tensors: list[Tensor], _output: Any) -> int:
+    q, k, v = tensors[:3]
+    return 2 * math.prod(q.shape) * int(k.shape[-2]) + 2 * math.prod(q.shape[:-1]) * math.prod(v.shape[-2:])
+
+
+FORMULAS: dict[str, Callable[[list[Tensor], Any], int]] = {
+    **dict.fromkeys(("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"), _product),
+    "aten.convolution": _convolution,
+}

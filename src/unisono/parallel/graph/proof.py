@@ -15,10 +15,8 @@ from unisono.torch_internals.training import module_at
 from .capture import CaptureError, Recorder, Shapes
 from .choice import Choice
 from .cut import Cut
-from .fused import split_
-from .given_cuts import check_given
-from .hints import Hints, of_parts
-from .layers import layer_of
+from .fused import Split, split_
+from .layers import NO_SUM, NOT_NAMED, Hints, layer_of, of_parts
 from .local import ProgramMismatch, compare
 from .program import Node, refs
 from .sequence import Key, Stays, settle
@@ -26,6 +24,7 @@ from .sequence import Key, Stays, settle
 __all__ = ["prove"]
 
 Forward = Callable[[nn.Module, Any, Any], Any]  # model, pieces, inputs -> output
+LESS_TELLING = (NOT_NAMED, NO_SUM, "it is a dimension of the model's input", "")  # other reasons tell more
 LARGE = 0.05  # of all parameters: a layer or table as large is cut although its output has to be gathered
 ROUNDS = 40
 
@@ -140,8 +139,25 @@ class _ProofSearch:
         return Cut(self._parts, whole=[("", "the search for a cut did not end")])
 
     def check_given(self) -> None:
-        """Raise CaptureError unless `run` has found the cut that the caller wants."""
-        check_given(self._proved, of_parts(self._copy, self._given))
+        """Raise CaptureError unless `run` has cut the caller's layers, each as it says, and no other one."""
+        choice, kinds = self._proved, of_parts(self._copy, self._given)
+        refused = {
+            path: " and ".join(dict.fromkeys(index.why for index in choice.named(path, kind) if index.why))
+            for path, kind in kinds.items()
+            if choice.cut.modules.get(path) != kind
+        }
+        if refused:
+            path = min(refused, key=lambda path: refused[path] in LESS_TELLING)
+            raise CaptureError(_refusal(choice, path, kinds[path], refused[path]), final=True)
+        for path, kind in choice.cut.modules.items():
+            if path not in kinds:
+                above = path.rpartition(".")[0]
+                known = above if isinstance(choice.modules[above], Split) else path
+                raise CaptureError(
+                    f'cuts= does not name "{known}", which shares features with a layer that it names, and '
+                    f'so is cut, too. Write cuts={{..., "{known}": "{kind}"}}',
+                    final=True,
+                )
 
     def scattered(self, only: Cut | None) -> Cut:
         """The cut that `run` has found, and along the sequence what its program proves.
@@ -277,3 +293,19 @@ class _ProofSearch:
                     self._banned[key] = mismatch.why
                 return
         raise AssertionError(f"nothing is cut, and yet {mismatch.why}")
+
+
+def _refusal(choice: Choice, path: str, kind: str, why: str) -> str:
+    """Why a layer cannot be cut as the caller says, and what to write."""
+    what = f'"{path}" ({type(choice.modules[path]).__name__})'
+    if not choice.runs(path):
+        return f'the model does not call {what}, so it cannot be cut by {kind}: write "whole"'
+    if not choice.named(path, kind):
+        return f'{what} is no layer that can be cut by {kind}: write "whole"'
+    todo = 'Write "whole" there and for the layers that share its features, or leave out cuts='
+    if why == NO_SUM:
+        todo = 'Write "row" for the layer that takes its features, or "column, gathered", or leave out cuts='
+    return (
+        f"tensor={choice.parts}: {what} cannot be cut by {kind}: {why or NO_SUM}. {todo}: then the cut "
+        "follows from the program"
+    )

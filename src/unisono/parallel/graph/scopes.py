@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .call_structure import Slot
 from .program import Frame, Graph, Node, refs, writes_of
-from .slots import Slot
 
 __all__ = ["Boundary", "Place", "ScopedValue", "Scopes"]
 

@@ -1,8 +1,17 @@
-"""Copies of models without values, on which programs run, and the error of one that cannot be recorded."""
+"""Runs of models without values: the copies that run, and the error of one that cannot be recorded.
+
+Functions that a model keeps, such as lambdas and hooks, refer to the copy's modules: copy.deepcopy takes a
+function as it is, and what its closure refers to is the model that was copied.
+"""
 
 from __future__ import annotations
 
+import copy
+import sys
 import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -12,9 +21,11 @@ from unisono.errors import UnfitError
 from unisono.torch_internals.fake import fake_mode, without_values
 
 from .containers import mapped
-from .model_copy import model_copy
 
-__all__ = ["CaptureError", "Shapes", "check_collective"]
+__all__ = [
+    "CaptureError", "Shapes", "check_collective", "may_be_packed", "model_copy", "searches_packed_texts",
+    "single_texts",
+]  # fmt: skip
 
 
 class CaptureError(UnfitError):
@@ -117,3 +128,115 @@ def _home() -> torch.device:
     """The default device, on which a model on the meta device is to be: operators that name it do so, too."""
     default = torch.get_default_device()
     return torch.device("cpu") if default.type == "meta" else default
+
+
+# ---- copies ----
+
+
+def model_copy(model: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A deep copy of a model, or of a tuple of models and modules of theirs.
+
+    Args:
+        memo: id of an object -> what the copy has in its place, as for copy.deepcopy.
+    """
+    known: dict[int, Any] = {} if memo is None else memo
+    made = copy.deepcopy(model, known)
+    functions = _CopiedFunctions(known)
+    for part in made if isinstance(made, tuple) else (made,):
+        for module in part.modules() if isinstance(part, nn.Module) else ():
+            functions.move_in(vars(module))
+            for table in filter(lambda held: isinstance(held, dict), vars(module).values()):
+                functions.move_in(table)  # such as that of hooks, to which their handles refer
+    return made
+
+
+class _CopiedFunctions:
+    """Functions for the copy. memo: id of a module -> its copy."""
+
+    def __init__(self, memo: dict[int, Any]) -> None:
+        self._memo = memo
+        self._made: dict[int, FunctionType] = {}
+        self._open: set[int] = set()  # containers that are walked now: one may hold itself
+
+    def move_in(self, table: dict[Any, Any]) -> None:
+        """Change the functions of a table that belongs to the copy."""
+        for key, value in table.items():
+            table[key] = self.moved(value)
+
+    def moved(self, thing: Any) -> Any:
+        """`thing` with copies in place of the modules that it refers to; itself where it has none."""
+        if isinstance(thing, nn.Module):
+            return self._memo.get(id(thing), thing)
+        if isinstance(thing, MethodType):
+            owner = self.moved(thing.__self__)
+            return thing if owner is thing.__self__ else MethodType(thing.__func__, owner)
+        if isinstance(thing, FunctionType):
+            return self._function(thing)
+        if type(thing) not in (list, tuple, dict) or id(thing) in self._open:
+            return thing
+        self._open.add(id(thing))
+        old = [*(thing.values() if isinstance(thing, dict) else thing)]
+        new = [self.moved(part) for part in old]
+        self._open.remove(id(thing))
+        if all(one is other for one, other in zip(new, old, strict=True)):
+            return thing
+        return type(thing)(zip(thing, new, strict=True) if isinstance(thing, dict) else new)
+
+    def _function(self, function: FunctionType) -> FunctionType:
+        if id(function) in self._made:
+            return self._made[id(function)]
+        cells = tuple(CellType() for _ in function.__closure__ or ())
+        made = FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, cells or None
+        )
+        self._made[id(function)] = made  # it may refer to itself
+        made.__kwdefaults__, made.__dict__ = function.__kwdefaults__, {**function.__dict__}
+        made.__qualname__, made.__module__, made.__doc__ = (
+            function.__qualname__, function.__module__, function.__doc__
+        )  # fmt: skip
+        made.__defaults__ = self.moved(function.__defaults__)
+        changed = made.__defaults__ is not function.__defaults__
+        for cell, old in zip(cells, function.__closure__ or (), strict=True):
+            try:
+                held = old.cell_contents
+            except ValueError:  # an empty cell
+                continue
+            cell.cell_contents = self.moved(held)
+            changed |= cell.cell_contents is not held and cell.cell_contents is not made
+        if not changed:
+            self._made[id(function)] = function
+        return self._made[id(function)]
+
+
+# ---- Hugging Face's search for packed texts ----
+# Their decoders read from the positions whether a row has several texts, and make a mask if so. On shapes
+# there is nothing to read, so they make one in any case: a dry run would have a mask, and grouped heads
+# repeated, which a run has not.
+
+
+MODULE, SEARCH = "transformers.masking_utils", "find_packed_sequence_indices"
+
+
+def may_be_packed(inputs: Any) -> bool:
+    """Whether inputs say where the texts of a row begin."""
+    return isinstance(inputs, Mapping) and inputs.get("position_ids") is not None
+
+
+def searches_packed_texts() -> bool:
+    """Whether a model of this process may search."""
+    return hasattr(sys.modules.get(MODULE), SEARCH)
+
+
+@contextmanager
+def single_texts(single: bool) -> Iterator[None]:
+    """Have the search find nothing where each row is a single text."""
+    masks: Any = sys.modules.get(MODULE)
+    if not single or not searches_packed_texts():
+        yield
+        return
+    search = getattr(masks, SEARCH)
+    setattr(masks, SEARCH, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        setattr(masks, SEARCH, search)

@@ -27,7 +27,7 @@ from unisono.parallel.graph.indices import groups_of
 if TYPE_CHECKING:
     from unisono.parallel.tensor_moves import TensorAxis
 
-    from .grid import RankGrid
+    from .redistribute import RankGrid
 
 Shape = tuple[int, ...]
 Owners = tuple[str | None, ...]  # for each mesh axis, the index it cuts

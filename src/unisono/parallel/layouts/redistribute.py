@@ -5,6 +5,8 @@ cut one dim, the first axis is the major one. A move changes some axes at once. 
 of a dim, or adds minor axes to one: anything else would tear blocks apart. Dijkstra's search finds the
 cheapest chain. (DTensor's own `redistribute` changes one axis at a time, and on CPU it gathers a value in
 order to cut it along another dim.)
+
+The mesh has prime sizes: 8 ranks are 2 x 2 x 2, 6 are 2 x 3. Every divisor is a product of axes.
 """
 
 from __future__ import annotations
@@ -23,16 +25,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.profiler import record_function
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from unisono.parallel import tensor_moves
+from unisono.parallel.mesh import group_of, groups_along, unique_names
+from unisono.parallel.tensor_moves import TensorAxis
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
     from unisono.parallel.costs.collectives import Link
-
-    from .grid import RankGrid
 
 Layout = tuple[Any, ...]  # one Placement per axis
 WHOLE, SUM = Replicate(), Partial()
@@ -44,6 +47,63 @@ KINDS: dict[tuple[Any, Any], str] = {  # of the placements before and after
     (Partial, Shard): "reduce_scatter",
 }
 OF_ONE_DIM = {"slice": "slice", "all_gather": "gather", "all_reduce": "sum", "reduce_scatter": "scatter"}
+
+
+# ---- the ranks ----
+
+
+def primes(number: int) -> tuple[int, ...]:
+    """Prime factors, smallest first; (1,) for 1. Example: 12 -> (2, 2, 3)."""
+    found, factor = [], 2
+    while number > 1:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return tuple(found) or (1,)
+
+
+class RankGrid:
+    """All ranks of the default group, by their coordinates on the axes; the last axis is the fastest."""
+
+    def __init__(self) -> None:
+        self.sizes = primes(dist.get_world_size())
+        names = unique_names(f"axis{index}" for index in range(len(self.sizes)))
+        ranks = torch.arange(dist.get_world_size()).view(self.sizes)
+        self.mesh = DeviceMesh.from_group(groups_along(ranks), "cpu", mesh=ranks, mesh_dim_names=names)
+        self._here = tuple(self.mesh.get_coordinate() or ())
+        self._groups: dict[tuple[int, ...], Any] = {
+            (axis,): self.mesh.get_group(axis) for axis in range(ranks.dim())
+        }
+
+    def ranks(self, axes: Sequence[int]) -> int:
+        """The ranks that differ from this one in `axes` only."""
+        return math.prod(self.sizes[axis] for axis in axes)
+
+    def axis(self, axes: tuple[int, ...], *, talks: bool = True) -> TensorAxis:
+        """Those ranks, and this one's number among them, the last axis fastest.
+
+        Args:
+            talks: with their process group; all ranks of the job call this in the same order.
+        """
+        place = 0
+        for axis in axes:
+            place = place * self.sizes[axis] + self._here[axis]
+        if talks and axes not in self._groups:
+            others = [axis for axis in range(len(self.sizes)) if axis not in axes]
+            self._groups[axes] = group_of(
+                self.mesh.mesh.permute(*others, *axes).reshape(-1, self.ranks(axes))
+            )
+        return TensorAxis(self._groups[axes] if talks else None, place, self.ranks(axes))
+
+
+@functools.lru_cache(maxsize=1)
+def grid_of(world: Any) -> RankGrid:  # noqa: ARG001  (the key: another group, another grid)
+    """Return the grid of the default group `world`; made once."""
+    return RankGrid()
+
+
+# ---- the cheapest chain ----
 
 
 class LayoutTransform(NamedTuple):

@@ -22,9 +22,8 @@ from unisono.parallel.costs.collectives import Link
 from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals.fake import is_fake
 
-from .grid import RankGrid, grid_of
 from .operators import IndexPosition, OperatorSignature, Owners, rule_of
-from .redistribute import SUM, WHOLE, Layout, path_of, redistribute
+from .redistribute import SUM, WHOLE, Layout, RankGrid, grid_of, path_of, redistribute
 
 Strategy = Sequence[Sequence[int]]
 

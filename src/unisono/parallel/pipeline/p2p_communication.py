@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 TYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16,
-    torch.int8,
-    torch.uint8, torch.bool, torch.complex64, torch.complex128,
+    torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
 TENSORS, DIMS = 64, 8  # the most that a header can hold
 
@@ -54,8 +53,7 @@ class PipelineCommunicator:
         elif self._known[key] != specs:
             raise ValueError(
                 f"stage {message.stage} returned {specs} where it returned {self._known[key]} for inputs "
-                f"of the same "
-                "shapes; a stage's shapes must follow from those of its inputs"
+                "of the same shapes; a stage's shapes must follow from those of its inputs"
             )
         self.send_known(message, tensors, to)
 

@@ -20,9 +20,7 @@ from unisono.torch_internals import training
 from unisono.torch_internals.group_use import within
 
 from .p2p_communication import PipelineCommunicator, TensorSpec
-from .schedule import Action, Schedule, StageMessage
-from .timeline import Span
-from .weight_paths import weights_join_once
+from .schedule import Action, Schedule, Span, StageMessage
 
 if TYPE_CHECKING:
     from torch import nn
@@ -223,45 +221,30 @@ class PipelineRuntime:
 
     def _forward(self, step: _StepState, action: Action) -> None:
         _, stage, micro = action
-        inputs, targets = step.step_input.micros[micro]
-        if self.context is not None:
-            self._cut_forward(step, action, self.context)
-            return
+        given, recorded = step.step_input, None
+        inputs, targets = given.micros[micro]
         activations = () if stage == 0 else step.received.pop(StageMessage("F", stage - 1, micro))
-        output = call(self._root, inputs) if self._single else self._root(stage, activations, inputs)  # type: ignore[operator]
-        if stage + 1 == step.schedule.stages:
-            output = self._output(output)
+        if self.context is not None:
+            recorded = given.recorded_loss(micro)
+            output = self.context.forward(self._root, stage, activations, (inputs, targets), recorded)
+        else:
+            output = call(self._root, inputs) if self._single else self._root(stage, activations, inputs)  # type: ignore[operator]
         if stage + 1 < step.schedule.stages:
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
         else:
-            weight = step.step_input.weights[micro]
-            parameters = self.loss_parameters if torch.is_grad_enabled() else None
+            weight = given.weights[micro]
+            output = output if recorded is not None else self._output(output)
+            parameters = self.loss_parameters if torch.is_grad_enabled() and self.context is None else None
             begun = 0 if parameters is None else parameters.begin()
-            loss, count = step.step_input.counted(output, targets) if weight else (_nothing(output), 0.0)
+            if recorded is not None:  # the program ends with the loss
+                loss, count = given.checked(output)
+            else:
+                loss, count = given.counted(output, targets) if weight else (_nothing(output), 0.0)
             step.count += count
             if parameters is not None and loss.requires_grad:
                 parameters.check(loss, begun, activations)
-                if parameters.may_end(step.step_input.loss):
+                if parameters.may_end(given.loss):
                     self.loss_parameters = None
-            step.loss = step.loss + loss.detach().double() * weight
-            outputs = (loss * (weight * step.step_input.factor),)
-        step.forward_records[stage, micro] = _ForwardRecord(activations, outputs)
-
-    def _cut_forward(self, step: _StepState, action: Action, context: ContextModel) -> None:
-        """The forward of a stage of a model, with its loss, whose sequence is cut."""
-        _, stage, micro = action
-        given, recorded = step.step_input, step.step_input.recorded_loss(micro)
-        activations = () if stage == 0 else step.received.pop(StageMessage("F", stage - 1, micro))
-        outputs = context.forward(self._root, stage, activations, given.micros[micro], recorded)
-        if stage + 1 == step.schedule.stages:
-            weight = given.weights[micro]
-            if recorded is not None:
-                loss, count = given.checked(outputs)
-            elif weight:
-                loss, count = given.counted(self._output(outputs), given.micros[micro][1])
-            else:
-                loss, count = _nothing(self._output(outputs)), 0.0
-            step.count += count
             step.loss = step.loss + loss.detach().double() * weight
             outputs = (loss * (weight * given.factor),)
         step.forward_records[stage, micro] = _ForwardRecord(activations, outputs)
@@ -323,7 +306,7 @@ class PipelineRuntime:
     ) -> bool:
         key = action.stage, self._key(step, action.micro), len(outputs), len(inputs)
         if key not in self._join_once:
-            self._join_once[key] = weights_join_once(outputs, inputs)
+            self._join_once[key] = _weights_join_once(outputs, inputs)
         return self._join_once[key]
 
     def _weights(self, step: _StepState, action: Action) -> None:
@@ -342,14 +325,12 @@ class PipelineRuntime:
         inputs, targets = step.step_input.micros[micro]
         if self.context is not None:
             return self.context.digest(inputs, targets, step.step_input.recorded_loss(micro))
-        return _shape(inputs), next(iter(root.stages.values())).program_of(inputs)
-
-    def _stage(self, stage: int) -> Any:
-        root: Any = self._root
-        return root.stages[str(stage)]
+        shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs))
+        return shapes, next(iter(root.stages.values())).program_of(inputs)
 
     def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
-        found: Iterator[nn.Parameter] = self._stage(stage).parameters()
+        root: Any = self._root
+        found: Iterator[nn.Parameter] = root.stages[str(stage)].parameters()
         return found
 
 
@@ -360,11 +341,6 @@ def _nothing(output: Any) -> Tensor:
     zeros = ((t * 0.0).nan_to_num().sum() for t in reals if t.is_floating_point())
     total: Tensor = sum(zeros)  # type: ignore[assignment]
     return total
-
-
-def _shape(inputs: Any) -> Hashable:
-    """The shapes that determine those of all stages."""
-    return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs))
 
 
 def _guard_of_loss(ranks: Sequence[int]) -> Callable[[], contextlib.AbstractContextManager[None]]:
@@ -379,3 +355,60 @@ def _guard_of_loss(ranks: Sequence[int]) -> Callable[[], contextlib.AbstractCont
         )
 
     return lambda: within(last, refuse)
+
+
+# ---- two passes of backward ----
+
+
+def _weights_join_once(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether a stage's gradients of weights can be computed after those of its inputs, weight by weight.
+
+    PyTorch's two passes of backward stop at the nodes where a weight joins what the inputs reach:
+
+        input -- mul ------ add -- output          each weight joins at one node: two passes
+                   |         |
+               weight   other weight
+
+    A part of the graph that has weights only has to join at one node. Where it joins at several, the second
+    pass would go through it several times; where it is an output by itself, never.
+    Cost: one visit of each node of the graph.
+
+    Args:
+        outputs: that require gradients.
+        inputs: leaves that do.
+    """
+    leaves = {_node(tensor) for tensor in inputs}
+    roots = [_node(tensor) for tensor in outputs]
+    reaches: dict[Any, bool] = {}  # the inputs
+    for node in _children_first(roots):
+        reaches[node] = node in leaves or any(reaches[child] for child in _children(node))
+    if not all(reaches[root] for root in roots):
+        return False
+    joins = [child for node in reaches for child in {*_children(node)} if not reaches[child]]
+    return len(joins) == len(set(joins))
+
+
+def _node(tensor: Tensor) -> Any:
+    """Of a tensor in the graph: of a leaf, what adds up its gradient."""
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn
+    view: Any = tensor.view_as(tensor)
+    return view.grad_fn.next_functions[0][0]
+
+
+def _children(node: Any) -> list[Any]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _children_first(roots: Sequence[Any]) -> list[Any]:
+    """Every node once, after those that it leads to."""
+    found: dict[Any, None] = {}
+    waiting = [(root, False) for root in roots]
+    while waiting:
+        node, left = waiting.pop()
+        if left:
+            found[node] = None
+        elif node not in found:
+            waiting.append((node, True))
+            waiting += [(child, False) for child in _children(node) if child not in found]
+    return list(found)

@@ -1,4 +1,4 @@
-"""Schedules: the ordered actions of each rank. Pure lists, without tensors.
+"""Schedules: the ordered actions of each rank, their proof, and their times. Pure lists, without tensors.
 
     F forward        B backward        I backward for inputs only        W backward for weights only
 
@@ -10,8 +10,12 @@ Example: 1f1b with p = 2, m = 2: rank 0: F0 F1 B0 B1; rank 1: F0 B0 F1 B1.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from unisono.errors import PlanError
 
 
 class Action(NamedTuple):
@@ -73,6 +77,24 @@ class Schedule:
         if kind in "BI" and stage:
             return StageMessage("B", stage, micro), stage - 1
         return None
+
+    def run_order(self) -> Iterator[tuple[int, Action]]:
+        """Yield (rank, action) in an order in which the ranks can run, as far as they get."""
+        given: set[StageMessage] = set()
+        at, moved = [0] * self.ranks, True
+        while moved:
+            moved = False
+            for rank, order in enumerate(self.orders):
+                while at[rank] < len(order):
+                    action = order[at[rank]]
+                    needed = self.needs(action)
+                    if needed is not None and needed not in given:
+                        break
+                    yield rank, action
+                    if handed := self.gives(action):
+                        given.add(handed[0])
+                    at[rank] += 1
+                    moved = True
 
 
 def schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -196,3 +218,166 @@ def _before(action: Action, last: int) -> list[Action]:
     if kind == "W":
         return [Action("I", stage, micro)]
     return [Action("F", stage, micro), *([Action("I", stage + 1, micro)] if stage < last else [])]
+
+
+# ---- proof ----
+
+
+Channel = tuple[int, int, str, int]  # from, to, kind, stage
+
+
+def prove(schedule: Schedule) -> None:
+    """Raise PlanError, naming rank and action, if `schedule` is wrong or can deadlock.
+
+    Right is: every action once and in order, no deadlock, no message left over. A message is found by its
+    pair of ranks and its tag, which is its kind and stage; those of one tag arrive in the order in which they
+    were sent. A send does not wait, a receive does. Whatever the timing, ranks get equally far.
+    """
+    for rank, order in enumerate(schedule.orders):
+        _complete(schedule, rank, order)
+    sent: dict[Channel, deque[StageMessage]] = {}
+    at = [0] * schedule.ranks
+    for rank, action in schedule.run_order():
+        message, given = schedule.needs(action), schedule.gives(action)
+        if message is not None and (source := schedule.rank_of[message.stage]) != rank:
+            first = sent[source, rank, message.kind, message.stage].popleft()
+            if first != message:
+                what = f"waits for {message}, but rank {source} sends {first} first"
+                raise _wrong(schedule, rank, at[rank], what)
+        if given is not None and (to := schedule.rank_of[given[1]]) != rank:
+            sent.setdefault((rank, to, given[0].kind, given[0].stage), deque()).append(given[0])
+        at[rank] += 1
+    stuck = {rank: order[at[rank]] for rank, order in enumerate(schedule.orders) if at[rank] < len(order)}
+    if stuck:
+        waits = (
+            f"rank {rank} at {action} waits for {schedule.needs(action)}" for rank, action in stuck.items()
+        )
+        cycle = "; ".join(waits)
+        raise PlanError(f"schedule {schedule.name}: deadlock: {cycle}")
+    left = {channel[:2]: str(queue[0]) for channel, queue in sent.items() if queue}
+    if left:
+        raise PlanError(f"schedule {schedule.name}: messages that no rank receives: {left}")
+
+
+def _complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
+    """Each stage of the rank does F once for each micro-batch, then B, or I and then W; no other action."""
+    place: dict[Action, int] = {}
+    for index, action in enumerate(order):
+        if not 0 <= action.stage < schedule.stages or schedule.rank_of[action.stage] != rank:
+            raise _wrong(schedule, rank, index, f"{action} is not a stage of this rank")
+        if action in place or not 0 <= action.micro < schedule.micro_batches:
+            raise _wrong(
+                schedule, rank, index, f"{action} comes twice, or is no micro-batch of this schedule"
+            )
+        place[action] = index
+    for stage in (stage for stage, at in enumerate(schedule.rank_of) if at == rank):
+        for micro in range(schedule.micro_batches):
+            kinds = [kind for kind in "FBIW" if Action(kind, stage, micro) in place]
+            if kinds not in (["F", "B"], ["F", "I", "W"]):
+                raise _wrong(schedule, rank, len(order), f"micro-batch {micro} of stage {stage} has {kinds}")
+            at = [place[Action(kind, stage, micro)] for kind in kinds]
+            if at != sorted(at):
+                raise _wrong(
+                    schedule, rank, at[1], f"micro-batch {micro} of stage {stage} goes backward first"
+                )
+
+
+def _wrong(schedule: Schedule, rank: int, index: int, what: str) -> PlanError:
+    return PlanError(f"schedule {schedule.name}, rank {rank}, action {index}: {what}")
+
+
+# ---- times, predicted or measured ----
+
+
+COLOURS = {"F": "#7aa6c2", "B": "#d98e73", "I": "#d98e73", "W": "#a3b18a"}
+
+
+class Span(NamedTuple):
+    """One action on one rank, from start to end, in seconds."""
+
+    rank: int
+    action: Action
+    start_s: float
+    end_s: float
+
+
+class Timeline:
+    """Spans of all ranks of one pipeline."""
+
+    def __init__(self, name: str, ranks: int, spans: Sequence[Span]) -> None:
+        self.name, self.ranks, self.spans = name, ranks, list(spans)
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first start to the last end."""
+        return max(span.end_s for span in self.spans) - min(span.start_s for span in self.spans)
+
+    @property
+    def bubble(self) -> float:
+        """The share of rank-seconds in which no action ran: idle / (ranks * span)."""
+        busy = sum(span.end_s - span.start_s for span in self.spans)
+        return 1 - busy / (self.ranks * self.span_s)
+
+    def text(self, width: int = 100) -> str:
+        """One line for each rank: F as the digit of its micro-batch, backward as a letter, W as "w", idle as
+        ".".
+        """
+        first = min(span.start_s for span in self.spans)
+        scale = width / self.span_s
+        lines = [["."] * width for _ in range(self.ranks)]
+        for span in self.spans:
+            columns = range(round((span.start_s - first) * scale), round((span.end_s - first) * scale))
+            for column in columns:
+                lines[span.rank][column] = _letter(span.action)
+        rows = [f"rank {rank} |{''.join(line)}|" for rank, line in enumerate(lines)]
+        return "\n".join([*rows, f"{self.name}: bubble {self.bubble:.1%} of {self.span_s:.3g} s"])
+
+    def svg(self, width: int = 900, height: int = 24) -> str:
+        """The picture as an SVG document."""
+        first = min(span.start_s for span in self.spans)
+        scale = width / self.span_s
+        boxes = [
+            f'<g><title>{span.action}: {span.end_s - span.start_s:.3g} s</title><rect x="{x:.2f}" y="{y}" '
+            f'width="{w:.2f}" height="{height - 4}" fill="{COLOURS[span.action.kind]}" stroke="#fff"/>'
+            f'<text x="{x + w / 2:.2f}" y="{y + height / 2 + 2}" text-anchor="middle">'
+            f"{span.action.micro}</text></g>"
+            for span in self.spans
+            for x, w, y in [
+                ((span.start_s - first) * scale, (span.end_s - span.start_s) * scale, span.rank * height)
+            ]
+        ]
+        caption = f"{self.name}: bubble {self.bubble:.1%} of {self.span_s:.3g} s"
+        bottom = self.ranks * height
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{bottom + 20}" font-size="10" '
+            f'font-family="sans-serif">{"".join(boxes)}<text x="0" y="{bottom + 14}">{caption}</text></svg>\n'
+        )
+
+
+def _letter(action: Action) -> str:
+    if action.kind == "W":
+        return "w"
+    return str(action.micro % 10) if action.kind == "F" else chr(ord("a") + action.micro % 22)
+
+
+def predict(
+    schedule: Schedule, seconds: Callable[[Action], float] | dict[str, float], message_s: float = 0.0
+) -> Timeline:
+    """Time `schedule` when each action takes `seconds` and each message between ranks `message_s`.
+
+    Example: 1f1b with p = 2, m = 3, F and B 1 s each: 8 s, bubble 1/4.
+    """
+    cost = seconds if callable(seconds) else lambda action: seconds[action.kind]
+    given: dict[StageMessage, tuple[float, int]] = {}  # its time of arrival, and the rank
+    free, spans = [0.0] * schedule.ranks, list[Span]()
+    for rank, action in schedule.run_order():
+        message = schedule.needs(action)
+        ready, source = given[message] if message is not None else (0.0, rank)
+        start = max(free[rank], ready + (message_s if source != rank else 0.0))
+        free[rank] = start + cost(action)
+        spans.append(Span(rank, action, start, free[rank]))
+        if handed := schedule.gives(action):
+            given[handed[0]] = (free[rank], rank)
+    if len(spans) < sum(map(len, schedule.orders)):
+        raise ValueError(f"schedule {schedule.name} deadlocks; prove() says where")
+    return Timeline(schedule.name, schedule.ranks, spans)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unisono.errors import UnfitError
 from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import cast, mapped, tensors_in
 from unisono.parallel.model_buffers import buffers_kept
 from unisono.parallel.plan import Plan
 from unisono.parallel.structure import ModelStructure, plain_class, run_pieces
@@ -40,11 +40,7 @@ class PipelineStages(nn.Module):
     def forward(self, stage: int, came: Sequence[Tensor], inputs: Any) -> Any:
         module = self.stages[str(stage)]
         output = inputs.run(module, came) if isinstance(inputs, ForwardCall) else module(came, inputs)
-        return mapped(output, _in_f32) if stage == self._exact else output
-
-
-def _in_f32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+        return cast(output, torch.float32) if stage == self._exact else output
 
 
 class PieceStage(nn.Module):
@@ -230,7 +226,7 @@ def measure_costs(structure: ModelStructure, inputs: Any, rounds: int = 3) -> li
             value = inputs
             for index, piece in enumerate(pieces):
                 start = time.perf_counter()
-                wanted = [*_leaves(piece), *(t for t in tensors_in(value) if t.requires_grad)]
+                wanted = [t for t in (*piece.parameters(), *tensors_in(value)) if t.requires_grad]
                 if index and not (structure.spreads and isinstance(value, tuple)):
                     value = (value,)
                 value = call(piece, value)
@@ -241,10 +237,6 @@ def measure_costs(structure: ModelStructure, inputs: Any, rounds: int = 3) -> li
                 costs[index] = min(costs[index], time.perf_counter() - start)
                 value = mapped(value, lambda t: t.detach().requires_grad_(t.requires_grad))
     return costs
-
-
-def _leaves(piece: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in piece.parameters() if parameter.requires_grad]
 
 
 def forget(model: nn.Module, kept: Iterable[nn.Module]) -> None:

@@ -20,13 +20,11 @@ from unisono.parallel.arguments import check_model
 from unisono.parallel.batches import micro_batches, rows_of, sizes
 from unisono.parallel.explained_errors import is_ours
 from unisono.parallel.gradients import local, squared_norm
-from unisono.parallel.graph.attention_call import gpu_attention
 from unisono.parallel.graph.capture import CaptureError, Recorder
 from unisono.parallel.graph.containers import cast, tensors_in
-from unisono.parallel.graph.shapes import Shapes
-from unisono.parallel.graph.single_texts import may_be_packed, single_texts
-from unisono.parallel.graph.stage_choice import choose_starts
-from unisono.parallel.graph.stage_program import StageProgram
+from unisono.parallel.graph.noted_call import gpu_attention
+from unisono.parallel.graph.shapes import Shapes, may_be_packed, single_texts
+from unisono.parallel.graph.stage_program import StageProgram, choose_starts
 from unisono.parallel.optimizers import (
     Parameters,
     chooses_lists,

@@ -14,12 +14,10 @@ from unisono.parallel.batches import rows_of
 from unisono.parallel.costs.trace import TracedRows
 from unisono.parallel.graph.capture import CaptureError, Recorder
 from unisono.parallel.graph.containers import mapped
-from unisono.parallel.graph.cut import Cut
-from unisono.parallel.graph.known_cuts import KnownCuts
+from unisono.parallel.graph.cut import Cut, KnownCuts
 from unisono.parallel.graph.program import Graph, writes_of
 from unisono.parallel.graph.proof import prove
-from unisono.parallel.graph.shapes import Shapes
-from unisono.parallel.graph.single_texts import searches_packed_texts, single_texts
+from unisono.parallel.graph.shapes import Shapes, searches_packed_texts, single_texts
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_buffers import statistics_stand_apart
 from unisono.parallel.model_setup import forget_caches
