@@ -54,17 +54,6 @@ class _TensorAlone(TensorAxis):
         """Leave the values."""
 
 
-class _NoDraws(RngRegion):
-    """Nothing is drawn."""
-
-    def begin(self) -> bool:
-        """Say that no region begins."""
-        return False
-
-    def end(self) -> None:
-        """Nothing has begun."""
-
-
 def run_parts(model: nn.Module, cut: Cut, device_type: str, *, regathers: bool) -> set[nn.Parameter]:
     """Have each module of a model without values run on the first rank's parts; return the parameters that
     are parts.
@@ -76,7 +65,7 @@ def run_parts(model: nn.Module, cut: Cut, device_type: str, *, regathers: bool) 
     def part(value: Tensor, dim: int) -> Tensor:
         return value.new_empty([n // cut.parts if at == dim else n for at, n in enumerate(value.shape)])
 
-    run_cut(model, cut, part, _TensorAlone(None, 0, cut.parts, regathers), _NoDraws(0, device_type))
+    run_cut(model, cut, part, _TensorAlone(None, 0, cut.parts, regathers), RngRegion(None, device_type))
     return set(model.parameters()) - whole
 
 
