@@ -92,8 +92,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
                 known = ", ".join(self.hardware.flops)
                 raise ValueError(f"{self.hardware.name} has no rate for {compute!r}, expected one of {known}")
         for name, allowed in CHOICES_OF_JOB.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected {' or '.join(allowed)}")
+            if text(value := getattr(self, name), name) not in allowed:
+                raise ValueError(f"{name} is {value!r}, expected {' or '.join(allowed)}")
         whole(self.routed_hosts, "routed_hosts", 0, MOST)
         flag(self.expert_overlap, "expert_overlap")
         flag(self.autocast, "autocast")
@@ -234,9 +234,9 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
                 whole(value, name, least, most)
         flag(self.sequence, "sequence")
         for name, allowed in CHOICES.items():
-            if (value := getattr(self, name)) not in allowed:
-                raise ValueError(f"{name} is {text(value, name)!r}, expected {', '.join(allowed)}")
-        if self.codec not in CODECS:
+            if text(value := getattr(self, name), name) not in allowed:
+                raise ValueError(f"{name} is {value!r}, expected {', '.join(allowed)}")
+        if text(self.codec, "codec") not in CODECS:
             codec_rank(self.codec)
         text(self.compute, "compute")
         for name in LISTS:

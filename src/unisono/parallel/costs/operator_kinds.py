@@ -34,7 +34,8 @@ HEAVY = {
 ONE_SIZE = {  # operator -> (class, which tensor says how many elements: an argument, or -1: the result)
     **dict.fromkeys(("_softmax", "_log_softmax"), ("softmax", -1)),
     "logsumexp": ("softmax", 0),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), ("softmax_backward", 0)),
+    "_softmax_backward_data": ("softmax_backward", 0),
+    "_log_softmax_backward_data": ("softmax_backward", 0),
     **dict.fromkeys(("native_layer_norm", "_fused_rms_norm", "native_group_norm"), ("norm", 0)),
     **dict.fromkeys(
         ("native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward"),
