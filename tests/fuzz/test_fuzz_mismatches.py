@@ -9,7 +9,7 @@ import pytest
 from effort import HANG_S, times
 
 PROGRAM = Path(__file__).parent / "mismatches.py"
-CASES = times(usual=500, long=10_000, sanitized=100)
+CASES = times(usual=250, long=10_000, sanitized=100)
 
 
 @pytest.mark.timeout(HANG_S + CASES // 5)

@@ -21,6 +21,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
         yield made
 
 
+@pytest.mark.sweep
 def test_three_ranks_die_in_forward_in_the_exchange_and_in_the_update(
     launcher: Launcher, forks: suite.Forks
 ) -> None:
