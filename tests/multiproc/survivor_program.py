@@ -51,14 +51,14 @@ def work(group: un.Group) -> None:
         if mine and step == 20 and WHAT == "raise":
             raise ValueError("bad loss")
         if mine and step == 20 and WHAT == "slow":
-            time.sleep(3)
+            time.sleep(10)
         check(group, step)
 
 
 def follow(group: un.Group) -> tuple[un.Group, dict[int, str], list[int]]:
     """The group of all that stay; who has left and why, and its ranks, by the numbers of the first group.
 
-    Ranks that are killed die at moments of their own: a group may be made that still has one of them.
+    Ranks that are struck are lost at moments of their own: a group may be made that still has one of them.
     """
     began = time.monotonic()
     if WHAT == "during" and group.rank in WHOM:
@@ -70,7 +70,7 @@ def follow(group: un.Group) -> tuple[un.Group, dict[int, str], list[int]]:
     while True:
         left.update({ranks[one.rank]: one.why for one in following.left})
         ranks = [ranks[former] for former in following.previous_ranks if former is not None]
-        if WHAT not in ("during", "kill") or following.size <= group.size - len(WHOM):
+        if WHAT not in ("during", "kill", "stop") or following.size <= group.size - len(WHOM):
             report(shrink_ms=1000 * (time.monotonic() - began))
             return following, left, ranks
         try:
@@ -81,7 +81,7 @@ def follow(group: un.Group) -> tuple[un.Group, dict[int, str], list[int]]:
 
 
 def main() -> None:
-    group = un.init_process_group(init_method=os.environ["MEETING"], timeout=1 if WHAT == "slow" else 20)
+    group = un.init_process_group(init_method=os.environ["MEETING"], timeout=4 if WHAT == "slow" else 20)
     group.elastic = WHAT == "stop"
     try:
         for step in range(4):  # a rank that dies early may end these, too
