@@ -249,8 +249,18 @@ def of_two_nodes(launcher: Launcher, port: int, script: Path, *args: str) -> lis
     return [*nodes, launcher.start(script, *where, "1", args=args)]
 
 
+def rank_0_ends_before_it_is_received(launcher: Launcher, port: int, go: Path) -> list[subprocess.Popen[str]]:
+    """Both nodes, while a relay delivers what rank 0 sent: rank 1 receives it when `go` is there."""
+    nodes = of_two_nodes(launcher, port, PROGRAMS / "sends_and_ends.py", str(go))
+    assert nodes[0].stderr is not None
+    assert any("TLS connections" in line for line in nodes[0].stderr)
+    return nodes
+
+
 def test_what_a_rank_sent_over_tls_arrives_after_its_end(launcher: Launcher, port: int) -> None:
-    nodes = of_two_nodes(launcher, port, PROGRAMS / "sends_and_ends.py")
+    go = launcher.folder / "go"
+    nodes = rank_0_ends_before_it_is_received(launcher, port, go)
+    go.touch()
     ends = [(*node.communicate(timeout=HANG_S), node.returncode) for node in nodes]
     assert [code for *_, code in ends] == [0, 0], ends
     assert "received 1048575" in ends[1][0]
@@ -258,11 +268,7 @@ def test_what_a_rank_sent_over_tls_arrives_after_its_end(launcher: Launcher, por
 
 
 def test_interrupted_while_tls_delivers(launcher: Launcher, port: int) -> None:
-    nodes = of_two_nodes(launcher, port, PROGRAMS / "sends_and_ends.py", "3600")
-    assert nodes[0].stderr is not None
-    for line in nodes[0].stderr:
-        if "TLS connections" in line:
-            break
+    nodes = rank_0_ends_before_it_is_received(launcher, port, launcher.folder / "never")
     began = time.monotonic()
     nodes[0].send_signal(signal.SIGINT)
     for node in nodes:

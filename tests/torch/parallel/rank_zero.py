@@ -1,6 +1,7 @@
 """What one rank cannot do raises on all ranks, soon; and what was saved before stays."""
 
 import contextlib
+import gc
 import os
 import pickle
 import resource
@@ -114,14 +115,20 @@ def words_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def files_of_at_most(nbytes: int, *, here: bool) -> Iterator[None]:
-    """No file grows further: as on a full disk, and in the middle of a write."""
+    """No file grows further: as on a full disk, and in the middle of a write.
+
+    No garbage is collected meanwhile. A `FileStore` of an ended group writes to its file when it goes, and
+    where it cannot, PyTorch ends the process.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    gc.disable()
     if here:
         resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        gc.enable()
 
 
 def check_a_full_disk_at_each_write(folder: Path) -> None:
