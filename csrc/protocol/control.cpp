@@ -13,6 +13,8 @@
 #include <chrono>
 #include <utility>
 
+#include "protocol/stack_sample.hpp"
+
 namespace unisono {
 namespace {
 
@@ -208,7 +210,20 @@ void ControlPlane::serve_to_the_end() {
     send_due_frames();
     if (leaving_) return drain_goodbyes(lock);
     if (handed_over()) return;
+    if (located_ || !is_late()) continue;
+    located_ = true;
+    lock.unlock();
+    locate(group_, peers_, {&rank_, 1});
+    announce();
+    lock.lock();
   }
+}
+
+// Whether others have waited in vain for this rank; they want to know where it is.
+bool ControlPlane::is_late() {
+  const Fault fault = group_.fault();
+  if (fault.kind != FaultKind::kTimeout || fault.found_by == rank_) return false;
+  return fault.rank == rank_ || group_.cell(rank_).started.load(std::memory_order_acquire) < fault.seq;
 }
 
 // Waits briefly until the peers' kernels have acknowledged the close messages.

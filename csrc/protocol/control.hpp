@@ -93,6 +93,7 @@ class ControlPlane {
   static bool may_be_a_cut(const ControlConnection& connection);
   void report(int peer, Fault fault);
   bool no_reporter_left(int peer) const;
+  bool is_late();
   void answered(ControlConnection& connection);
   Nanoseconds time_to_next_loss() const;
 
@@ -102,7 +103,7 @@ class ControlPlane {
   std::mutex mutex_;
   std::condition_variable answer_arrived_;
   std::vector<ControlConnection> connections_;  // guarded by mutex_
-  bool leaving_ = false, abort_sent_ = false;
+  bool leaving_ = false, abort_sent_ = false, located_ = false;
   bool announce_ = false, propose_ = false;
   std::vector<bool> next_members_;  // by the next membership; empty: there is none yet
   Nanoseconds hand_over_until_ = 0;

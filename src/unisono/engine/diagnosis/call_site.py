@@ -1,10 +1,43 @@
-"""Where in the caller's source an operation was called."""
+"""Where in the caller's source an operation was called, and where a late rank is."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import importlib.util
+import os
+import signal
 import sys
 
+from unisono import _native
+
 _OURS = ("unisono.", "torch.")
+
+_stack_file_of = 0
+"""The pid of the process that has made its memory file."""
+
+
+def publish_stack() -> None:
+    """Let ranks that wait in vain for this process learn at which line it is; see csrc/protocol/stack_sample.hpp.
+
+    At SIGURG, which the system otherwise ignores, faulthandler writes the stack into a memory file. A program
+    that handles or ignores this signal keeps it; then the line stays unknown.
+    """
+    global _stack_file_of
+    if _stack_file_of == os.getpid() or signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
+        return
+    _stack_file_of = os.getpid()  # a forked child shares its parent's file, and makes one of its own
+    with contextlib.suppress(OSError):
+        file = os.memfd_create("unisono stack")
+        faulthandler.register(signal.SIGURG, file=file, all_threads=False)
+        _native.set_stack_file(file, _library_folders())
+
+
+def _library_folders() -> list[str]:
+    """Unisono's, PyTorch's, and that of Python's own library."""
+    found = [importlib.util.find_spec(name) for name in ("unisono", "torch")]
+    packages = [folder for spec in found if spec for folder in spec.submodule_search_locations or ()]
+    return [f"{folder}{os.sep}" for folder in (*packages, os.path.dirname(os.__file__))]
 
 
 def call_site() -> str:

@@ -1,0 +1,109 @@
+#include "protocol/stack_sample.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace unisono {
+namespace {
+
+constexpr size_t kStackBytes = 64 * 1024;  // faulthandler writes at most 100 frames
+constexpr useconds_t kLookUs = 500;
+constexpr std::string_view kFileName = "/memfd:unisono stack";  // see engine/diagnosis/call_site.py
+
+// The question to one rank of this host, whose report this thread has claimed and publishes.
+class StackQuestion {
+ public:
+  StackQuestion(RankCell& cell, bool alive) : cell_(cell), pid_(cell.pid.load(std::memory_order_relaxed)) {
+    const int fd = cell.stack_fd.load(std::memory_order_relaxed) - 1;
+    const std::string path = "/proc/" + std::to_string(pid_) + "/fd/" + std::to_string(fd);
+    char name[kFileName.size()];
+    // The program may have closed its descriptors and used the number again: then nobody may write there.
+    if (alive && fd >= 0 && readlink(path.c_str(), name, sizeof name) == ssize_t{sizeof name} &&
+        std::string_view(name, sizeof name) == kFileName)
+      file_ = FileDescriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (file_ < 0) publish("");
+  }
+
+  // Sends the signal once nobody else asks this process, and looks for the stack.
+  void advance() {
+    if (start_ < 0 && flock(file_, LOCK_EX | LOCK_NB) == 0) {
+      start_ = lseek(file_, 0, SEEK_END);
+      const pid_t thread = cell_.thread.load(std::memory_order_relaxed);
+      if (syscall(SYS_tgkill, pid_, thread, SIGURG) != 0)  // it has ended: ask the main thread
+        (void)syscall(SYS_tgkill, pid_, pid_, SIGURG);
+    }
+    if (start_ < 0) return;
+    std::string stack(kStackBytes, '\0');
+    stack.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(file_, stack.data(), stack.size(), start_))));
+    const std::string line = program_line(stack, stack_file().library_folders);
+    if (!line.empty()) publish(line);
+  }
+
+  // Also where the line stays unknown: then nobody waits for it again.
+  void publish(const std::string& line) {
+    publish_report(cell_, kLocated,
+                   line.size() < kReportBytes ? line : "..." + line.substr(line.size() + 4 - kReportBytes));
+    file_.reset();
+  }
+  bool is_open() const { return file_ >= 0; }
+
+ private:
+  RankCell& cell_;
+  const pid_t pid_;
+  FileDescriptor file_;
+  off_t start_ = -1;  // of the stack in the file; -1: not asked yet
+};
+
+bool is_library(std::string_view file, const std::vector<std::string>& folders) {
+  if (file.starts_with("<frozen ")) return true;
+  return std::ranges::any_of(folders, [&](const std::string& folder) {
+    // Packages of the program lie in the folder of Python's own library.
+    return file.starts_with(folder) && file.find("-packages/", folder.size()) == file.npos;
+  });
+}
+
+}  // namespace
+
+StackFile& stack_file() {
+  static StackFile file;
+  return file;
+}
+
+std::string program_line(std::string_view stack, const std::vector<std::string>& library_folders) {
+  constexpr std::string_view kFile = "  File \"", kLine = "\", line ";
+  for (size_t end; (end = stack.find('\n')) != stack.npos; stack.remove_prefix(end + 1)) {
+    const std::string_view frame = stack.substr(0, end);
+    const size_t quote = frame.rfind(kLine);
+    if (!frame.starts_with(kFile) || quote == frame.npos || quote < kFile.size()) continue;
+    const std::string_view file = frame.substr(kFile.size(), quote - kFile.size());
+    if (is_library(file, library_folders)) continue;
+    return std::string(file) + ":" + std::string(frame.substr(quote + kLine.size()));
+  }
+  return "";
+}
+
+void locate(GroupState& group, const PeerProcesses& peers, std::span<const int> ranks) {
+  const Nanoseconds end = now_ns() + kLocatePatience;
+  std::vector<StackQuestion> questions;
+  for (const int rank : ranks) {
+    RankCell& cell = group.cell(rank);
+    if (!group.on_this_host(rank) || !claim_report(cell)) continue;
+    const bool in_this_process = cell.pid.load(std::memory_order_relaxed) == getpid();
+    questions.emplace_back(cell, in_this_process || (peers.pidfd(rank) >= 0 && !peers.dead(rank)));
+  }
+  const auto unknown = [&](int rank) {
+    return group.cell(rank).report.state.load(std::memory_order_acquire) != 2;
+  };
+  for (; std::ranges::any_of(ranks, unknown) && now_ns() < end; usleep(kLookUs))
+    for (StackQuestion& each : questions)
+      if (each.is_open()) each.advance();
+  for (StackQuestion& each : questions)
+    if (each.is_open()) each.publish("");
+}
+
+}  // namespace unisono
