@@ -527,7 +527,9 @@ void Engine::refresh() {
   if (control_ && getpid() == owner_) control_->refresh(kAnswerPatience);
 }
 
-void Engine::locate(std::span<const int> ranks) { unisono::locate(group_, peers_, ranks); }
+void Engine::locate_late_ranks() {
+  if (!std::ranges::count(late_ranks(group_), rank_)) unisono::locate_late_ranks(group_, peers_);
+}
 
 void Engine::close_copies() {
   if (!control_ || getpid() == owner_) return;

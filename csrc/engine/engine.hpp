@@ -158,8 +158,8 @@ class Engine {
   void await_end(int rank, Nanoseconds deadline);
   // Asks the ranks of other hosts for their status, and waits briefly for the answers.
   void refresh();
-  // Waits briefly until the other ranks know at which line of its program each of these ranks is.
-  void locate(std::span<const int> ranks);
+  // After a timeout: waits briefly until it is known at which line of their program the late ranks are.
+  void locate_late_ranks();
   // In a forked child: closes its copies of the connections. Takes no lock: the thread that holds it may
   // exist only in the parent.
   void close_copies();

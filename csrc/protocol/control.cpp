@@ -210,20 +210,13 @@ void ControlPlane::serve_to_the_end() {
     send_due_frames();
     if (leaving_) return drain_goodbyes(lock);
     if (handed_over()) return;
-    if (located_ || !is_late()) continue;
+    if (located_ || !std::ranges::count(late_ranks(group_), rank_)) continue;
     located_ = true;
     lock.unlock();
-    locate(group_, peers_, {&rank_, 1});
+    locate_late_ranks(group_, peers_);
     announce();
     lock.lock();
   }
-}
-
-// Whether others have waited in vain for this rank; they want to know where it is.
-bool ControlPlane::is_late() {
-  const Fault fault = group_.fault();
-  if (fault.kind != FaultKind::kTimeout || fault.found_by == rank_) return false;
-  return fault.rank == rank_ || group_.cell(rank_).started.load(std::memory_order_acquire) < fault.seq;
 }
 
 // Waits briefly until the peers' kernels have acknowledged the close messages.

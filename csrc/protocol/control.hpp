@@ -93,7 +93,6 @@ class ControlPlane {
   static bool may_be_a_cut(const ControlConnection& connection);
   void report(int peer, Fault fault);
   bool no_reporter_left(int peer) const;
-  bool is_late();
   void answered(ControlConnection& connection);
   Nanoseconds time_to_next_loss() const;
 

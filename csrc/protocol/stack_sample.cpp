@@ -12,8 +12,10 @@ namespace unisono {
 namespace {
 
 constexpr size_t kStackBytes = 64 * 1024;  // faulthandler writes at most 100 frames
+constexpr Nanoseconds kPatience = 200 * kMillisecond;
 constexpr useconds_t kLookUs = 500;
-constexpr std::string_view kFileName = "/memfd:unisono stack";  // see engine/diagnosis/call_site.py
+constexpr size_t kMostLocated = 8;
+constexpr std::string_view kFileName = "/memfd:unisono-stack";  // see engine/diagnosis/call_site.py
 
 // The question to one rank of this host, whose report this thread has claimed and publishes.
 class StackQuestion {
@@ -37,33 +39,43 @@ class StackQuestion {
       if (syscall(SYS_tgkill, pid_, thread, SIGURG) != 0)  // it has ended: ask the main thread
         (void)syscall(SYS_tgkill, pid_, pid_, SIGURG);
     }
-    if (start_ < 0) return;
-    std::string stack(kStackBytes, '\0');
-    stack.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(file_, stack.data(), stack.size(), start_))));
-    const std::string line = program_line(stack, stack_file().library_folders);
+    const std::string line = found(false);
     if (!line.empty()) publish(line);
   }
 
-  // Also where the line stays unknown: then nobody waits for it again.
+  // The time is over. The whole program may be an installed package; or the line stays unknown, and nobody
+  // waits for it again.
+  void finish() { publish(found(true)); }
+  bool is_open() const { return file_ >= 0; }
+
+ private:
+  std::string found(bool installed) const {
+    if (start_ < 0) return "";
+    std::string stack(kStackBytes, '\0');
+    stack.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(file_, stack.data(), stack.size(), start_))));
+    return program_line(stack, stack_file().library_folders, installed);
+  }
   void publish(const std::string& line) {
     publish_report(cell_, kLocated,
                    line.size() < kReportBytes ? line : "..." + line.substr(line.size() + 4 - kReportBytes));
     file_.reset();
   }
-  bool is_open() const { return file_ >= 0; }
 
- private:
   RankCell& cell_;
   const pid_t pid_;
   FileDescriptor file_;
   off_t start_ = -1;  // of the stack in the file; -1: not asked yet
 };
 
+bool is_installed(std::string_view file) {
+  return file.find("/site-packages/") != file.npos || file.find("/dist-packages/") != file.npos;
+}
+
 bool is_library(std::string_view file, const std::vector<std::string>& folders) {
   if (file.starts_with("<frozen ")) return true;
   return std::ranges::any_of(folders, [&](const std::string& folder) {
-    // Packages of the program lie in the folder of Python's own library.
-    return file.starts_with(folder) && file.find("-packages/", folder.size()) == file.npos;
+    // The folder of Python's own library may have that of installed packages in it.
+    return file.starts_with(folder) && !is_installed(file.substr(folder.size() - 1));
   });
 }
 
@@ -74,21 +86,33 @@ StackFile& stack_file() {
   return file;
 }
 
-std::string program_line(std::string_view stack, const std::vector<std::string>& library_folders) {
+std::string program_line(std::string_view stack, const std::vector<std::string>& library_folders,
+                         bool installed) {
   constexpr std::string_view kFile = "  File \"", kLine = "\", line ";
   for (size_t end; (end = stack.find('\n')) != stack.npos; stack.remove_prefix(end + 1)) {
     const std::string_view frame = stack.substr(0, end);
     const size_t quote = frame.rfind(kLine);
     if (!frame.starts_with(kFile) || quote == frame.npos || quote < kFile.size()) continue;
     const std::string_view file = frame.substr(kFile.size(), quote - kFile.size());
-    if (is_library(file, library_folders)) continue;
+    if (is_library(file, library_folders) || (!installed && is_installed(file))) continue;
     return std::string(file) + ":" + std::string(frame.substr(quote + kLine.size()));
   }
   return "";
 }
 
-void locate(GroupState& group, const PeerProcesses& peers, std::span<const int> ranks) {
-  const Nanoseconds end = now_ns() + kLocatePatience;
+std::vector<int> late_ranks(GroupState& group) {
+  const Fault fault = group.fault();
+  std::vector<int> late;
+  if (fault.kind != FaultKind::kTimeout) return late;
+  for (int rank = 0; rank < group.ranks() && late.size() < kMostLocated; ++rank)
+    if (group.cell(rank).started.load(std::memory_order_acquire) < fault.seq) late.push_back(rank);
+  if (late.empty() && fault.rank >= 0 && fault.rank != fault.found_by) late.push_back(fault.rank);
+  return late;
+}
+
+void locate_late_ranks(GroupState& group, const PeerProcesses& peers) {
+  const Nanoseconds end = now_ns() + kPatience;
+  const std::vector<int> ranks = late_ranks(group);
   std::vector<StackQuestion> questions;
   for (const int rank : ranks) {
     RankCell& cell = group.cell(rank);
@@ -103,7 +127,7 @@ void locate(GroupState& group, const PeerProcesses& peers, std::span<const int> 
     for (StackQuestion& each : questions)
       if (each.is_open()) each.advance();
   for (StackQuestion& each : questions)
-    if (each.is_open()) each.publish("");
+    if (each.is_open()) each.finish();
 }
 
 }  // namespace unisono

@@ -3,7 +3,6 @@
 // thread may compute, sleep or be in C code: nothing here takes the GIL. Only after a timeout.
 #pragma once
 
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,13 +19,15 @@ struct StackFile {
 StackFile& stack_file();
 
 // The innermost line of the program in a stack as faulthandler writes it: "train.py:42 in load_batch"; "":
-// none.
-std::string program_line(std::string_view stack, const std::vector<std::string>& library_folders);
+// none. installed: lines of installed packages count, except those of the library folders.
+std::string program_line(std::string_view stack, const std::vector<std::string>& library_folders,
+                         bool installed);
 
-constexpr Nanoseconds kLocatePatience = 200 * kMillisecond;
+// After a timeout: the first of the ranks that were waited for in vain.
+std::vector<int> late_ranks(GroupState& group);
 
-// Waits until each of these ranks has a report, at most for kLocatePatience. Asks those of this host that nobody else
-// asks; their report is "" if the line stays unknown.
-void locate(GroupState& group, const PeerProcesses& peers, std::span<const int> ranks);
+// After a timeout: waits at most 0.2 s until each of `late_ranks` has a report of its line. Asks those of this
+// host that nobody else asks; their report is "" if the line stays unknown.
+void locate_late_ranks(GroupState& group, const PeerProcesses& peers);
 
 }  // namespace unisono

@@ -18,6 +18,7 @@
 
 #include "protocol/control.hpp"
 #include "protocol/frames.hpp"
+#include "protocol/stack_sample.hpp"
 
 namespace unisono {
 namespace {
@@ -313,7 +314,12 @@ void Waiter::check_for_faults(int awaited, bool awaited_has_left) {
     fault.kind = FaultKind::kTimeout;
     fault.rank = find_absent();
     if (fault.rank < 0) fault.rank = awaited;
-    fail(fault);
+    fault.found_by = rank_;
+    fault.seq = seq_;
+    group_.abort_with(fault);
+    // At once: the caller of an asynchronous call may read the error much later.
+    locate_late_ranks(group_, peers_);
+    rethrow();
   }
 }
 

@@ -139,7 +139,7 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
       },
       nb::arg("fd"), nb::arg("library_folders"),
       "The memory file into which faulthandler writes stacks, and the folders whose lines are not the program's.");
-  m.def("program_line", &program_line, nb::arg("stack"), nb::arg("library_folders"),
+  m.def("program_line", &program_line, nb::arg("stack"), nb::arg("library_folders"), nb::arg("installed"),
         "The innermost line of the program in a stack of faulthandler's.");
   engine
       .def_prop_ro(
@@ -152,14 +152,13 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
            "The fault that ended the group, of kind NONE if there is none. refresh: first asks the ranks of "
            "other hosts for their status, which takes up to 0.7 s.")
       .def(
-          "locate",
-          [](Engine& self, const std::vector<int>& ranks) {
+          "locate_late_ranks",
+          [](Engine& self) {
             self.check_process();
-            for (const int rank : ranks) self.member(rank);
-            self.locate(ranks);
+            self.locate_late_ranks();
           },
-          nb::arg("ranks"), nb::call_guard<GilRelease>(),
-          "After a timeout: waits at most 0.2 s until each of these late ranks has a report of where it is.")
+          nb::call_guard<GilRelease>(),
+          "After a timeout: waits at most 0.2 s until the late ranks have a report of where they are.")
       .def("fault_unless_alive", &fault_unless_alive, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
            nb::call_guard<GilRelease>(),
            "None when at least `needed` of these ranks are alive; otherwise the fault of one that is not. "

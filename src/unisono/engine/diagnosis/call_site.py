@@ -28,7 +28,7 @@ def publish_stack() -> None:
         return
     _stack_file_of = os.getpid()  # a forked child shares its parent's file, and makes one of its own
     with contextlib.suppress(OSError):
-        file = os.memfd_create("unisono stack")
+        file = os.memfd_create("unisono-stack")
         faulthandler.register(signal.SIGURG, file=file, all_threads=False)
         _native.set_stack_file(file, _library_folders())
 
@@ -37,7 +37,8 @@ def _library_folders() -> list[str]:
     """Unisono's, PyTorch's, and that of Python's own library."""
     found = [importlib.util.find_spec(name) for name in ("unisono", "torch")]
     packages = [folder for spec in found if spec for folder in spec.submodule_search_locations or ()]
-    return [f"{folder}{os.sep}" for folder in (*packages, os.path.dirname(os.__file__))]
+    folders = *packages, os.path.dirname(os.__file__)
+    return [f"{folder}/".encode("ascii", "backslashreplace").decode() for folder in folders]  # as faulthandler
 
 
 def call_site() -> str:

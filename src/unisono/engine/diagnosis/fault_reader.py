@@ -34,9 +34,6 @@ SOURCE_LINE_PATIENCE_S = 0.5
 LEAVING_PATIENCE_S = 2.0
 """How long a survivor waits for the end of a process that leaves because of an exception."""
 
-MOST_LOCATED = 8
-"""The most late ranks that are asked where they are."""
-
 LEAVING = 2**64 - 1
 """The number of a report that is a close reason. Any other number is that of a collective."""
 
@@ -282,23 +279,20 @@ def _timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
     missing = _absent(fault, fault.seq)
     silent = fault.rank if fault.rank >= 0 else fault.found_by
     rank = missing[0] if missing else silent
-    located = _located(context, fault, missing or (rank,))
+    located = _located(context)
     return _report(context, "timeout", located, rank=rank, missing=missing, sequence=fault.seq)
 
 
-def _located(context: FaultContext, fault: FaultRecord, late: tuple[int, ...]) -> FaultRecord:
-    """The record after the first late ranks have reported at which line they are, where that can be known."""
-    if context.rank in late or fault.found_by in late:
-        return fault
-    context.engine.locate(late[:MOST_LOCATED])
+def _located(context: FaultContext) -> FaultRecord:
+    """The record once it is known at which line the first late ranks are, or that this cannot be known."""
+    context.engine.locate_late_ranks()
     return context.engine.read_fault(refresh=False)
 
 
 def _message_timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
     found, more = _unexpected(context) if fault.found_by == context.rank else ((), 0)
     rank = fault.rank if fault.rank >= 0 else None
-    located = fault if rank is None else _located(context, fault, (rank,))
-    return _report(context, "timeout", located, rank=rank, unexpected=found, more_unexpected=more)
+    return _report(context, "timeout", _located(context), rank=rank, unexpected=found, more_unexpected=more)
 
 
 def _unexpected(context: FaultContext) -> tuple[tuple[UnexpectedMessage, ...], int]:
