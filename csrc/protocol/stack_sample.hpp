@@ -26,8 +26,8 @@ std::string program_line(std::string_view stack, const std::vector<std::string>&
 // After a timeout: the first of the ranks that were waited for in vain.
 std::vector<int> late_ranks(GroupState& group);
 
-// After a timeout: waits at most 0.2 s until each of `late_ranks` has a report of its line. Asks those of this
-// host that nobody else asks; their report is "" if the line stays unknown.
+// After a timeout: waits at most 0.2 s until each of `late_ranks` has a report of its line. Asks those of
+// this host that nobody else asks; their report is "" if the line stays unknown.
 void locate_late_ranks(GroupState& group, const PeerProcesses& peers);
 
 }  // namespace unisono

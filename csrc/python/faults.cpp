@@ -138,7 +138,8 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
         stack_file() = {fd, std::move(library_folders)};
       },
       nb::arg("fd"), nb::arg("library_folders"),
-      "The memory file into which faulthandler writes stacks, and the folders whose lines are not the program's.");
+      "The memory file into which faulthandler writes stacks, and the folders whose lines are not the "
+      "program's.");
   m.def("program_line", &program_line, nb::arg("stack"), nb::arg("library_folders"), nb::arg("installed"),
         "The innermost line of the program in a stack of faulthandler's.");
   engine

@@ -10,9 +10,8 @@ import ranks
 from unisono import _native
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "is_late_in_many_ways.py"
-KNOWN = [
-    "sleeps", "computes", "loops", "reads_a_pipe", "waits_in_the_library", "holds_the_gil", "waits_in_another_group"
-]  # fmt: skip
+ONE_THREAD = ["sleeps", "computes", "loops", "reads_a_pipe", "waits_in_the_library", "holds_the_gil"]
+KNOWN = [*ONE_THREAD, "waits_in_another_group", "loops in a thread", "sleeps in a thread"]
 UNKNOWN = ["ignores_the_signal", "is_stopped"]
 
 
@@ -38,7 +37,7 @@ def test_every_waiting_rank_says_where_the_late_one_was() -> None:
         r"\((?:host \S+, )?pid \d+, last seen (?:after|in) barrier #1\)(?:; it was at (.*))? \[group="
     )
     for text in texts[:2]:
-        for name in (*KNOWN, "loops in a thread", "sleeps in a thread"):
+        for name in KNOWN:
             found = one.match(text[name])
             assert found is not None, text[name]
             assert _is_at(found[1] or "", name.partition(" ")[0]), text[name]
@@ -66,19 +65,26 @@ STACK = """Stack (most recent call first):
 LIBRARIES = ["/usr/lib/python3/site-packages/unisono/", "/usr/lib/python3/"]
 
 
+MINE = '  File "/home/me/unisono/train.py", line 42 in load_batch\n'
+PACKAGE = '  File "/usr/lib/python3/site-packages/mine/a.py", line 4 in <module>\n'
+
+
 @pytest.mark.parametrize(
     ("rest", "line", "of_a_package"),
     [
-        ('  File "/home/me/unisono/train.py", line 42 in load_batch\n', "/home/me/unisono/train.py:42 in load_batch",
-         "/home/me/unisono/train.py:42 in load_batch"),
-        ('  File "/usr/lib/python3/site-packages/mine/a.py", line 4 in <module>\n  File "b", line 5 in f\n',
-         "b:5 in f", "/usr/lib/python3/site-packages/mine/a.py:4 in <module>"),
+        (MINE, "/home/me/unisono/train.py:42 in load_batch", "/home/me/unisono/train.py:42 in load_batch"),
+        (
+            PACKAGE + '  File "b", line 5 in f\n',
+            "b:5 in f",
+            "/usr/lib/python3/site-packages/mine/a.py:4 in <module>",
+        ),
+        (PACKAGE, "", "/usr/lib/python3/site-packages/mine/a.py:4 in <module>"),
         ('  File "a", line 1.py", line 42 in f\n', 'a", line 1.py:42 in f', 'a", line 1.py:42 in f'),
-        ('  File "train.py", line 42 in loa', "", ""),
+        ('  File "train.py", line 42 in loa', "", ""),  # more follows
         ("  ...\n", "", ""),
         ("  <no Python frame>\n", "", ""),
     ],
-)  # fmt: skip
+)
 def test_the_line_of_the_program_in_a_stack(rest: str, line: str, of_a_package: str) -> None:
     assert _native.program_line(STACK + rest, LIBRARIES, installed=False) == line
     assert _native.program_line(STACK + rest, LIBRARIES, installed=True) == of_a_package

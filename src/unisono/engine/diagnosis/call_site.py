@@ -13,20 +13,21 @@ from unisono import _native
 
 _OURS = ("unisono.", "torch.")
 
-_stack_file_of = 0
-"""The pid of the process that has made its memory file."""
+_makers: dict[int, object] = {}
+"""Who makes the memory file of a process, by its pid: a forked child makes one of its own."""
 
 
 def publish_stack() -> None:
-    """Let ranks that wait in vain for this process learn at which line it is; see csrc/protocol/stack_sample.hpp.
+    """Let ranks that wait in vain for this process learn at which line it is.
 
-    At SIGURG, which the system otherwise ignores, faulthandler writes the stack into a memory file. A program
+    csrc/protocol/stack_sample.cpp asks. At SIGURG, which the system otherwise ignores, faulthandler writes the stack into a memory file. A program
     that handles or ignores this signal keeps it; then the line stays unknown.
     """
-    global _stack_file_of
-    if _stack_file_of == os.getpid() or signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
+    if signal.getsignal(signal.SIGURG) != signal.SIG_DFL:
         return
-    _stack_file_of = os.getpid()  # a forked child shares its parent's file, and makes one of its own
+    me = object()
+    if _makers.setdefault(os.getpid(), me) is not me:
+        return
     with contextlib.suppress(OSError):
         file = os.memfd_create("unisono-stack")
         faulthandler.register(signal.SIGURG, file=file, all_threads=False)
@@ -38,7 +39,9 @@ def _library_folders() -> list[str]:
     found = [importlib.util.find_spec(name) for name in ("unisono", "torch")]
     packages = [folder for spec in found if spec for folder in spec.submodule_search_locations or ()]
     folders = *packages, os.path.dirname(os.__file__)
-    return [f"{folder}/".encode("ascii", "backslashreplace").decode() for folder in folders]  # as faulthandler
+    return [
+        f"{folder}/".encode("ascii", "backslashreplace").decode() for folder in folders
+    ]  # as faulthandler
 
 
 def call_site() -> str:

@@ -220,15 +220,16 @@ def _timeout(report: FaultReport, where: str) -> str:
         return _message_timeout(report, where)
     rank = report.rank
     assert rank is not None
-    who = f"rank {rank} did not answer"
-    if report.missing:
-        who = f"{_name(report, *report.missing)} never arrived"
+    who = (
+        f"{_name(report, *report.missing)} never arrived" if report.missing else f"rank {rank} did not answer"
+    )
     found_here = report.found_by == report.reporter
     limit = f" after {_duration(report.timeout_s)}" if report.timeout_s else ""
     after = limit if found_here else f" on {_name(report, report.found_by)}"
     seen = report.ranks[rank].last_seen
+    who += f" ({_process(report, rank)}, last seen {seen}){_places(report)}"
     return message(
-        f"{_doing(report)} timed out{after}: {who} ({_process(report, rank)}, last seen {seen}){_places(report)}",
+        f"{_doing(report)} timed out{after}: {who}",
         where=where,
         remedy=f"Give it a longer timeout or look at {_output(report, rank)}.",
     )
