@@ -15,7 +15,7 @@ constexpr size_t kStackBytes = 64 * 1024;  // faulthandler writes at most 100 fr
 constexpr Nanoseconds kPatience = 200 * kMillisecond;
 constexpr useconds_t kLookUs = 500;
 constexpr size_t kMostLocated = 8;
-constexpr std::string_view kFileName = "/memfd:unisono-stack";  // see engine/diagnosis/call_site.py
+constexpr std::string_view kFileName = "/memfd:unisono-stack";  // see engine/bootstrap/stack_file.py
 
 // The question to one rank of this host, whose report this thread has claimed and publishes.
 class StackQuestion {

@@ -13,8 +13,8 @@ from unisono.engine.bootstrap.failures import reported_failures
 from unisono.engine.bootstrap.liveness import LivenessMonitor, board
 from unisono.engine.bootstrap.peer_info import Membership, exchange_peer_info, local_peer_info
 from unisono.engine.bootstrap.shared_memory import abort_on_failure, memory_key, share_memory
+from unisono.engine.bootstrap.stack_file import publish_stack
 from unisono.engine.costs.machine import DEFAULTS, MachineCalibration, recall
-from unisono.engine.diagnosis.call_site import publish_stack
 from unisono.engine.environment.env import Settings
 from unisono.engine.store import Store
 from unisono.errors import StoreError
