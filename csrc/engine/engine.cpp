@@ -524,11 +524,9 @@ void Engine::await_end(int rank, Nanoseconds deadline) {
 }
 
 void Engine::refresh() {
-  if (control_ && getpid() == owner_) control_->refresh(kAnswerPatience);
-}
-
-void Engine::locate_late_ranks() {
-  if (!std::ranges::count(late_ranks(group_), rank_)) unisono::locate_late_ranks(group_, peers_);
+  if (getpid() != owner_) return;
+  if (control_) control_->refresh(kAnswerPatience);
+  if (!std::ranges::count(late_ranks(group_), rank_)) locate_late_ranks(group_, peers_);
 }
 
 void Engine::close_copies() {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 namespace unisono {
 namespace {
@@ -110,7 +111,7 @@ std::vector<int> late_ranks(GroupState& group) {
   return late;
 }
 
-void locate_late_ranks(GroupState& group, const PeerProcesses& peers) {
+void locate_late_ranks(GroupState& group, const PeerProcesses& peers) try {
   const Nanoseconds end = now_ns() + kPatience;
   const std::vector<int> ranks = late_ranks(group);
   std::vector<StackQuestion> questions;
@@ -128,6 +129,7 @@ void locate_late_ranks(GroupState& group, const PeerProcesses& peers) {
       if (each.is_open()) each.advance();
   for (StackQuestion& each : questions)
     if (each.is_open()) each.finish();
+} catch (const std::bad_alloc&) {  // the lines stay unknown
 }
 
 }  // namespace unisono

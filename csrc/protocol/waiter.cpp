@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "protocol/control.hpp"
-#include "protocol/frames.hpp"
 #include "protocol/stack_sample.hpp"
 
 namespace unisono {
@@ -314,12 +313,7 @@ void Waiter::check_for_faults(int awaited, bool awaited_has_left) {
     fault.kind = FaultKind::kTimeout;
     fault.rank = find_absent();
     if (fault.rank < 0) fault.rank = awaited;
-    fault.found_by = rank_;
-    fault.seq = seq_;
-    group_.abort_with(fault);
-    // At once: the caller of an asynchronous call may read the error much later.
-    locate_late_ranks(group_, peers_);
-    rethrow();
+    fail(fault);
   }
 }
 
@@ -368,7 +362,9 @@ int Waiter::find_absent() {
 void Waiter::fail(Fault fault) {
   fault.found_by = rank_;
   fault.seq = seq_;
-  group_.fail(fault);
+  group_.abort_with(fault);
+  locate_late_ranks(group_, peers_);  // at once: who waits for an asynchronous call may read the fault late
+  rethrow();
 }
 
 // Ranks that made the same call may differ in sizes, which are not part of the fingerprint where each rank
@@ -400,7 +396,5 @@ void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatc
   }
   fail(fault);
 }
-
-void Waiter::rethrow() { throw group_.fault(); }
 
 }  // namespace unisono

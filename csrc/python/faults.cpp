@@ -151,15 +151,7 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
           "Whether a fault has ended the group.")
       .def("read_fault", &read_fault, nb::arg("refresh"),
            "The fault that ended the group, of kind NONE if there is none. refresh: first asks the ranks of "
-           "other hosts for their status, which takes up to 0.7 s.")
-      .def(
-          "locate_late_ranks",
-          [](Engine& self) {
-            self.check_process();
-            self.locate_late_ranks();
-          },
-          nb::call_guard<GilRelease>(),
-          "After a timeout: waits at most 0.2 s until the late ranks have a report of where they are.")
+           "other hosts for their status, which takes up to 0.7 s, and late ranks for their line, 0.2 s.")
       .def("fault_unless_alive", &fault_unless_alive, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
            nb::call_guard<GilRelease>(),
            "None when at least `needed` of these ranks are alive; otherwise the fault of one that is not. "

@@ -279,20 +279,13 @@ def _timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
     missing = _absent(fault, fault.seq)
     silent = fault.rank if fault.rank >= 0 else fault.found_by
     rank = missing[0] if missing else silent
-    located = _located(context)
-    return _report(context, "timeout", located, rank=rank, missing=missing, sequence=fault.seq)
-
-
-def _located(context: FaultContext) -> FaultRecord:
-    """The record once it is known at which line the first late ranks are, or that this cannot be known."""
-    context.engine.locate_late_ranks()
-    return context.engine.read_fault(refresh=False)
+    return _report(context, "timeout", fault, rank=rank, missing=missing, sequence=fault.seq)
 
 
 def _message_timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
     found, more = _unexpected(context) if fault.found_by == context.rank else ((), 0)
     rank = fault.rank if fault.rank >= 0 else None
-    return _report(context, "timeout", _located(context), rank=rank, unexpected=found, more_unexpected=more)
+    return _report(context, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more)
 
 
 def _unexpected(context: FaultContext) -> tuple[tuple[UnexpectedMessage, ...], int]:
