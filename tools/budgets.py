@@ -67,8 +67,8 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_500,
     ("src/unisono/planner",): 5_800,
-    ("src", "csrc"): 109_300,
-    ("tests",): 76_000,
+    ("src", "csrc"): 109_600,
+    ("tests",): 76_200,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
