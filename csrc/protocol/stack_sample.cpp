@@ -13,7 +13,7 @@ namespace unisono {
 namespace {
 
 constexpr size_t kStackBytes = 64 * 1024;  // faulthandler writes at most 100 frames
-constexpr Nanoseconds kPatience = 200 * kMillisecond;
+constexpr Nanoseconds kLocatePatience = 200 * kMillisecond;
 constexpr useconds_t kLookUs = 500;
 constexpr size_t kMostLocated = 8;
 constexpr std::string_view kFileName = "/memfd:unisono-stack";  // see engine/bootstrap/stack_file.py
@@ -112,7 +112,7 @@ std::vector<int> late_ranks(GroupState& group) {
 }
 
 void locate_late_ranks(GroupState& group, const PeerProcesses& peers) try {
-  const Nanoseconds end = now_ns() + kPatience;
+  const Nanoseconds end = now_ns() + kLocatePatience;
   const std::vector<int> ranks = late_ranks(group);
   std::vector<StackQuestion> questions;
   for (const int rank : ranks) {
