@@ -15,7 +15,7 @@ import torch
 from .indices import Dim, Dims, block, block_all, groups_of, join, mark, one, regrouped, size_of
 from .program import Graph, Node, Ref, Value, writes_of
 
-__all__ = ["DRAWS", "Contraction", "Rules", "slice_of"]
+__all__ = ["ALONG", "DRAWS", "Contraction", "Rules", "slice_of"]
 
 # Operators that draw random numbers
 DRAWS = {
@@ -399,8 +399,9 @@ def _along(place: int, *, keeps: bool, default: int | None = None) -> Rule:
         given = node.args[place] if len(node.args) > place else node.named.get("dim", default)
         if isinstance(given, Ref):  # the function of two tensors
             return _pointwise(rules, node, why)
-        given = None if isinstance(given, (list, tuple)) and not given else given
-        dims = range(len(came)) if given is None else given if isinstance(given, (list, tuple)) else [given]
+        if given is None or isinstance(given, bool) or given == []:  # a bool: whether std is unbiased
+            given = range(len(came))
+        dims = [given] if isinstance(given, int) else given
         over = {at % len(came) for at in dims} if came else set()
         block_all((came[at] for at in over), why)
         outputs = [rules.graph.values[number].shape for number in node.outputs if number is not None]
@@ -428,6 +429,18 @@ def _gather(rules: Rules, node: Node, why: str) -> list[Dims | None]:
             else:
                 block_all((a, b), why)
     return [places]
+
+
+def _scatter(rules: Rules, node: Node, why: str) -> list[Dims | None]:
+    """Elements go to other places of one dim. Where the others are longer than the indices, some are left."""
+    came, at = rules.of(node.args[0]), node.args[1]
+    for ref in _refs(node)[1:]:
+        for place, (a, b) in enumerate(zip(came, rules.of(ref), strict=False)):
+            if place != at % len(came) and size_of(a) == size_of(b):
+                join(a, b, why)
+            else:
+                block_all((a, b), why)
+    return [came]
 
 
 def _index_select(rules: Rules, node: Node, why: str) -> list[Dims | None]:
@@ -520,6 +533,21 @@ def _spatial(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     return [[*came[:kept], *(one(size, why) for size in shape[kept:])] for shape in shapes]
 
 
+ALONG: dict[str, Rule] = {  # functions along dims, which need all of them
+    **dict.fromkeys(("aten._softmax", "aten._log_softmax", "aten._safe_softmax"), _along(1, keeps=True)),
+    **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.logcumsumexp"), _along(1, keeps=True)),
+    "aten.sort": _along(1, keeps=True, default=-1),
+    "aten.topk": _along(2, keeps=False, default=-1),
+    **dict.fromkeys(
+        (
+            "aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.any", "aten.all",
+            "aten.prod", "aten.var", "aten.std", "aten.argmax", "aten.argmin", "aten.logsumexp",
+            "aten.var_mean",
+        ),
+        _along(1, keeps=False),
+    ),
+    "aten.linalg_vector_norm": _along(2, keeps=False),
+}  # fmt: skip
 RULES: dict[str, Rule] = {
     **dict.fromkeys(NEW, _new),
     **dict.fromkeys(("aten.arange", "aten.eye", "aten.linspace", "aten.randperm"), _positions),
@@ -539,20 +567,9 @@ RULES: dict[str, Rule] = {
     "aten.embedding": _embedding,
     "aten.native_layer_norm": _last(lambda node: len(node.args[1])),
     "aten._fused_rms_norm": _last(lambda node: len(node.args[1])),
-    **dict.fromkeys(("aten._softmax", "aten._log_softmax", "aten._safe_softmax"), _along(1, keeps=True)),
-    **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.logcumsumexp"), _along(1, keeps=True)),
-    "aten.sort": _along(1, keeps=True, default=-1),
-    "aten.topk": _along(2, keeps=False, default=-1),
-    **dict.fromkeys(
-        (
-            "aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.any", "aten.all",
-            "aten.prod", "aten.var", "aten.std", "aten.argmax", "aten.argmin", "aten.logsumexp",
-            "aten.var_mean",
-        ),
-        _along(1, keeps=False),
-    ),
-    "aten.linalg_vector_norm": _along(2, keeps=False),
+    **ALONG,
     "aten.gather": _gather,
+    **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_"), _scatter),
     "aten.index_select": _index_select,
     "aten.index": _index,
     **dict.fromkeys(("aten.triu", "aten.tril", "aten.triu_", "aten.tril_"), _edges),
