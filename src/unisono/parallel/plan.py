@@ -9,9 +9,8 @@ from typing import Literal
 from unisono.errors import UnfitError
 
 from .compression.settings import CompressionSettings
+from .pipeline.schedule import KINDS, splits_backward
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
-SPLIT_BACKWARD = ("zb-h1", "zbv")
 PRECISIONS = ("f32", "bf16", "fp16", "autocast")
 AUTOCAST_NEEDS = (
     ("pipeline", 1, "the recorded operators of a stage run in the types of the recording"),
@@ -151,7 +150,7 @@ class Plan:
             if getattr(self, name) < 1:
                 raise UnfitError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
-        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("schedule", self.schedule, tuple(KINDS))
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce", self.reduce, ("f32", "low"))
         _one_of("buffers", self.buffers, ("average", "first", "own"))
@@ -227,7 +226,8 @@ class Plan:
         )
 
     def _check_schedule(self) -> None:
-        split = self.schedule in SPLIT_BACKWARD and self.pipeline > 1
+        kind = KINDS[self.schedule]
+        split = self.pipeline > 1 and splits_backward(self.schedule)
         if split and self.zero > 1:
             raise UnfitError(
                 f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, "
@@ -240,10 +240,11 @@ class Plan:
         stages = self.stages_per_rank
         if stages is not None and stages < 1:
             raise UnfitError(f"Plan: stages_per_rank is {stages}; it must be at least 1")
-        if self.schedule == "zbv" and stages not in (None, 2):
-            raise UnfitError(f"Plan: zbv has 2 stages on each rank, not {stages}")
-        if self.schedule in ("gpipe", "1f1b", "zb-h1") and stages not in (None, 1):
-            raise UnfitError(f"Plan: {self.schedule} has 1 stage on each rank, not {stages}; use interleaved")
+        if kind.stages and stages not in (None, *kind.stages):
+            several = f"{kind.stages[0]} stage{'s' if kind.stages[0] > 1 else ''}"
+            raise UnfitError(
+                f"Plan: {self.schedule} has {several} on each rank, not {stages}; use interleaved for others"
+            )
         if self.cuts is not None and (
             len(self.cuts) != self.stages - 1 or list(self.cuts) != sorted(set(self.cuts))
         ):
@@ -412,7 +413,7 @@ class Plan:
         """Stages on each pipeline rank."""
         if self.pipeline == 1:
             return 1
-        return self.stages_per_rank or (2 if self.schedule in ("interleaved", "zbv") else 1)
+        return self.stages_per_rank or (KINDS[self.schedule].stages or (2,))[0]
 
     @property
     def stages(self) -> int:
