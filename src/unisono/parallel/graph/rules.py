@@ -15,7 +15,7 @@ import torch
 from .indices import Dim, Dims, block, block_all, groups_of, join, mark, one, regrouped, size_of
 from .program import Graph, Node, Ref, Value, writes_of
 
-__all__ = ["ALONG", "DRAWS", "Contraction", "Rules", "slice_of"]
+__all__ = ["ALONG", "DRAWS", "GROUP_NORM", "WHOLE", "Contraction", "Rules", "rule_of", "slice_of"]
 
 # Operators that draw random numbers
 DRAWS = {
@@ -32,7 +32,7 @@ LIKE = (
     "aten.contiguous", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.masked_fill", "aten.masked_fill_",
     "aten.where", "aten.view_as", "aten.exponential_", "aten._conj", "aten.conj", "aten.isnan", "aten.glu_",
     "aten.threshold", "aten.hardtanh", "aten.leaky_relu", "aten.elu", "aten.softplus", "aten.prelu",
-    "aten._prelu_kernel",
+    "aten._prelu_kernel", "aten.hardswish", "aten.hardswish_", "aten.log_sigmoid_forward",
 )  # fmt: skip
 NEW = (
     "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.new_zeros", "aten.new_ones", "aten.new_full",
@@ -43,6 +43,25 @@ SPATIAL = (
     "aten.upsample_nearest2d", "aten.upsample_bilinear2d", "aten.upsample_nearest1d", "aten.max_pool1d",
     "aten.adaptive_avg_pool1d", "aten.mean_pool2d", "aten.reflection_pad2d", "aten.reflection_pad1d",
 )  # fmt: skip
+
+
+GROUP_NORM = "aten.native_group_norm"
+LOSS = "it is a loss of whole values"
+WHOLE = {  # operators of which nothing is cut -> why
+    **dict.fromkeys(
+        ("aten.native_batch_norm", "aten._native_batch_norm_legit", "aten._batch_norm_with_update"),
+        "it writes the statistics of whole channels",
+    ),
+    **dict.fromkeys(("aten.index_add", "aten.index_put", "aten._index_put_impl_"), "it writes to any place"),
+    **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.mse_loss"), LOSS),
+    **dict.fromkeys(("aten.smooth_l1_loss", "aten.huber_loss", "aten.binary_cross_entropy"), LOSS),
+    **dict.fromkeys(("aten.mv", "aten.addmv", "aten.dot"), "a vector is too small to be cut"),
+    **dict.fromkeys(
+        ("aten.linear", "aten._convolution", "aten.mkldnn_convolution", "aten._addmm_activation"),
+        "it is a form of another operator, without gradients",
+    ),
+    "aten._grouped_mm": "its rows are those of experts, which expert= spreads",
+}  # fmt: skip
 
 
 class Contraction:
@@ -108,15 +127,12 @@ class Rules:
         why = f"{node.name} needs all of it, at {node.line}"
         came = list(_refs(node))
         self._check_writes(node, came)
-        rule = RULES.get(node.name)
-        if rule is None and node.name.startswith("aten._scaled_dot_product"):
-            rule = _attention
-        if rule is None and (node.name in LIKE or torch.Tag.pointwise in node.op.tags):
-            rule = _pointwise
+        rule = rule_of(node.op)
         found = None if rule is None else rule(self, node, why)
         if found is None:
             if rule is None:
-                why = f"{node.name} has no rule, at {node.line}"
+                because = WHOLE.get(node.name, "it has no rule")
+                why = f"{node.name} needs all of it: {because}, at {node.line}"
             block_all((dim for ref in came for dim in self.of(ref)), why)
             found = []
         outputs = [number for number in node.outputs if number is not None]
@@ -391,6 +407,19 @@ def _last(count: Callable[[Node], int]) -> Rule:
     return rule
 
 
+def _group_norm(rules: Rules, node: Node, why: str) -> list[Dims | None]:
+    """Each group of channels by itself: a cut is between groups."""
+    x, weight, bias, *_, groups, _ = node.args
+    rows, channels, *spatial = rules.of(x)
+    block_all(spatial, why)
+    counted, within = regrouped([channels], [groups, size_of(channels) // groups], why)
+    block(within, why)
+    for ref in (weight, bias):
+        if ref is not None:
+            join(channels, rules.of(ref)[0], why)
+    return [rules.of(x), *([rows, counted] for _ in node.outputs[1:])]
+
+
 def _along(place: int, *, keeps: bool, default: int | None = None) -> Rule:
     """Functions along dims: softmax, sort, cumsum (which keep them), and reductions."""
 
@@ -546,14 +575,26 @@ ALONG: dict[str, Rule] = {  # functions along dims, which need all of them
         ),
         _along(1, keeps=False),
     ),
-    "aten.linalg_vector_norm": _along(2, keeps=False),
+    **dict.fromkeys(("aten.linalg_vector_norm", "aten.norm"), _along(2, keeps=False)),
 }  # fmt: skip
+
+
+def rule_of(op: Any) -> Rule | None:
+    """The rule of an operator; None: nothing that reaches it is cut."""
+    name = str(op.overloadpacket)
+    if name.startswith("aten._scaled_dot_product"):
+        return _attention
+    pointwise = name in LIKE or torch.Tag.pointwise in op.tags
+    return RULES.get(name, _pointwise if pointwise and name not in WHOLE else None)
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(NEW, _new),
     **dict.fromkeys(("aten.arange", "aten.eye", "aten.linspace", "aten.randperm"), _positions),
     **dict.fromkeys(("aten.triu_indices", "aten.tril_indices", "aten.one_hot", "aten.randint"), _positions),
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
     **dict.fromkeys(("aten._reshape_alias", "aten.unsqueeze_", "aten.squeeze_", "aten.squeeze"), _view),
+    "aten._reshape_copy": _view,
     "aten.expand": _expand,
     **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t", "aten.transpose_", "aten.t_"), _permute),
     "aten.select": _select,
@@ -565,6 +606,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), _product),
     "aten.convolution": _convolution,
     "aten.embedding": _embedding,
+    GROUP_NORM: _group_norm,
     "aten.native_layer_norm": _last(lambda node: len(node.args[1])),
     "aten._fused_rms_norm": _last(lambda node: len(node.args[1])),
     **ALONG,
