@@ -1,4 +1,4 @@
-"""The memory file into which Python writes the stack of a late rank. ADR 21 says why."""
+"""The memory file into which Python writes the stack of a late rank. ADR 22 says why."""
 
 from __future__ import annotations
 
