@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
@@ -19,6 +20,17 @@ AUTOCAST_NEEDS = (
     ("expert", 1, "rows travel to experts in one type"),
     ("keep_f32", (), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
     ("reduce", "f32", "its gradients are f32"),
+)
+OWN_LOOP_NEEDS = (
+    ("tensor", 1, "a rank's backward gives a part of each gradient"),
+    ("pipeline", 1, "no rank has the whole model"),
+    ("context", 1, "no rank has whole sequences"),
+    ("expert", 1, "ranks have different experts"),
+    ("micro_batches", 1, "step alone cuts a batch: call backward for each part of it"),
+    ("swap", None, "parameters are in memory within step alone"),
+    ("compression", None, "it averages once for each update"),
+    ("local_steps", None, "replicas meet in step"),
+    ("elastic", False, "step alone is done again by the living"),
 )
 _COUNTS = ("data", "tensor", "pipeline", "context", "micro_batches", "expert", "copy_every")
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
@@ -198,9 +210,13 @@ class Plan:
 
     def _check_needs(self, what: str, *needs: tuple[str, object, str]) -> None:
         """Refuse other settings beside `what`. needs: (name, the only value that goes with it, why)."""
+        for unmet in self._unmet(what, needs):
+            raise UnfitError(unmet)
+
+    def _unmet(self, what: str, needs: Iterable[tuple[str, object, str]]) -> Iterator[str]:
         for name, only, why in needs:
             if getattr(self, name) != only:
-                raise UnfitError(f"Plan: {what} needs {name}={only!r}, not {getattr(self, name)!r}: {why}")
+                yield f"Plan: {what} needs {name}={only!r}, not {getattr(self, name)!r}: {why}"
 
     def _check_sharding(self) -> None:
         if self.shard is None:
@@ -353,6 +369,18 @@ class Plan:
             ("local_steps", None, "replicas meet over data ranks only"),
             ("elastic", False, "a rank that dies takes the only copy of its positions with it"),
         )
+
+    @property
+    def why_no_own_loop(self) -> str:
+        """Why `Run.backward` and `Run.update` do not train under this plan; empty: they do."""
+        if self.precision == "autocast":
+            return "Plan: run.backward needs precision='f32', and the loop its own torch.autocast"
+        return next(self._unmet("run.backward", OWN_LOOP_NEEDS), "")
+
+    def check_own_loop(self) -> None:
+        """Raise ValueError where `Run.backward` and `Run.update` do not train under this plan."""
+        if self.why_no_own_loop:
+            raise UnfitError(self.why_no_own_loop)
 
     def resized(self, data: int) -> Plan:
         """The plan with so many data ranks. `shard` grows to the next number that divides them.

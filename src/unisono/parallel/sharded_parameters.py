@@ -266,6 +266,7 @@ class ShardedParameters:
     ) -> None:
         self.root, self._units, self._last = root, units, last
         self._exact, self._experts = exact, experts
+        self._kept = False  # parameters stay gathered until the end of the next backward
         if mesh.plan.elastic:  # whether `follow` will work
             tried = nn.Linear(1, 1)
             _wrap(tried, mesh, _policy(mesh.plan))
@@ -344,7 +345,21 @@ class ShardedParameters:
 
     def before_backward(self, *, last: bool) -> None:
         """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
-        self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=last or self._plan.zero == 3)
+        free = (last or self._plan.zero == 3) and not self._kept
+        self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=free)
+
+    def watch(self, output: Any) -> None:
+        """Where the caller differentiates `output` for a derivative of that, too, parameters stay gathered until
+        the end of the next backward, which reads them by no hook of their units.
+        """
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._note_gradient)
+
+    def _note_gradient(self, _gradient: Any) -> None:
+        if torch.is_grad_enabled():  # create_graph=True
+            self._kept = True
+            self._set_backward(last=True, reduce=True, free=False)
 
     def after_weights(self) -> None:
         """Add the gradients of weights to the accumulated ones, in the type of the reduction.
@@ -375,6 +390,9 @@ class ShardedParameters:
             bucket.reduce()
             bucket.wait()
             bucket.finish_step(uneven_use=self._plan.uneven_use)
+        if self._kept:
+            self._kept = False
+            reshard(self.root)
 
 
 def reshard(root: nn.Module) -> None:
