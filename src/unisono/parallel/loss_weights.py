@@ -286,12 +286,13 @@ def share_of_rank(rows: float | None, seen: int, mesh: PlanMesh, *, changed: boo
     mine = seen if rows is None else rows
     table = _gather([float(rows is not None), mine, float(changed)], mesh).view(-1, 3)
     given, every, others = table.unbind(1)
-    if rows is not None:
+    if bool(given.all()):
         return mine * len(every) / float(every.sum()), bool(others.any())
     if bool(given.any()) or bool((every != every[0]).any()):
         raise ValueError(
-            f"backward: the last forwards of the ranks had {every.tolist()} rows. Write rows=, on all ranks: "
-            "over how many rows or labels this rank's loss is a mean; rows=1 lets all ranks weigh the same"
+            f"backward: the ranks have {every.tolist()} rows, by rows= or in their last forwards. Write "
+            "rows= on all ranks: over how many rows or labels this rank's loss is a mean; rows=1 lets all "
+            "ranks weigh the same"
         )
     return 1.0, bool(others.any())
 

@@ -147,7 +147,7 @@ class ReplicatedParameters:
         self._uneven_use = mesh.plan.uneven_use
         self._buckets: list[GradientBucket] = []
         self._next = 0  # the first bucket that is not being reduced
-        self._reducing = False
+        self._reducing = self._strayed = False
         self._hooks: list[Any] = []
         self.follow(mesh)
 
@@ -196,6 +196,10 @@ class ReplicatedParameters:
         """Nothing: gradients wait in their parameters."""
         return []
 
+    def strayed(self) -> bool:
+        """Whether a backward has come since `finish` whose gradients are those of this rank alone."""
+        return self._strayed and any(p.grad is not None for one in self._buckets for p in one.parameters)
+
     def before_backward(self, *, last: bool) -> None:
         """Say whether the next backward is the last one of this step."""
         self._reducing = last
@@ -208,7 +212,7 @@ class ReplicatedParameters:
 
     def finish(self) -> None:
         """Reduce what no backward has filled, and wait for all."""
-        self._reducing = False
+        self._reducing = self._strayed = False
         for bucket in self._buckets[self._next :]:
             bucket.reduce(self.compression)
         self._next = 0
@@ -225,6 +229,7 @@ class ReplicatedParameters:
     def _count(self, number: int, parameter: nn.Parameter) -> None:
         """The gradient of `parameter`, one of a bucket's, is complete."""
         if not self._reducing:
+            self._strayed = True
             return
         self._buckets[number].mark_ready(parameter)
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:

@@ -290,9 +290,10 @@ class Run:
 
     def _conclude_own(self, loss: Tensor | float, *, stepped: bool = False) -> Tensor:
         with self._gradients_end(update=True):
+            lost = self._strayed()
             reshard(self._built.units.root)  # a forward may have gathered what was then
             wrote = self._written.is_early()  # ranks then compare what they have
-            return self._conclude(loss, 0.0, 1.0, wrote=wrote, stepped=stepped)  # type: ignore[return-value]
+            return self._conclude(loss, 0.0, 1.0, wrote=wrote, lost=lost, stepped=stepped)  # type: ignore[return-value]
 
     def _update_by(self, closure: Callable[[], object]) -> Tensor:
         """Let optimizers compute the loss of all ranks as often as they like."""
@@ -824,7 +825,7 @@ class Run:
 
     def _is_changed(self) -> bool:
         """Whether the caller has changed parameters of this rank since the last call, or what is trained."""
-        self._outside = self._written.outside()
+        self._outside = self._written.outside() or self._strayed()
         waits = self._accumulated.calls > 0 and not self._accumulated.own_loop
         if waits and not all(map(_same, self._waiting, self._gradients())):
             self._outside = (
@@ -833,6 +834,12 @@ class Run:
                 "with an update, or take gradients by torch.autograd.grad"
             )
         return bool(self._outside) or (self._flags is not None and bool(self._flags.changed()))
+
+    def _strayed(self) -> str:
+        """Why gradients of `backward` that wait are wrong now; empty: they are not."""
+        units = self._built.units
+        stray = isinstance(units, ReplicatedParameters) and self._accumulated.own_loop and units.strayed()
+        return STRAY if stray else ""
 
     def _gradients(self) -> list[tuple[Any, int]]:
         """The gradients of this rank, and how often each was written."""
@@ -997,6 +1004,12 @@ class Run:
             parameter.grad = None
         if self.swap is not None:
             self.swap.reset()
+
+
+STRAY = (
+    "a backward that is not of this run has added to gradients that wait for its update, on each rank those "
+    "of its own rows. Write other.backward(loss, also=[this run]), or call this run's update before it"
+)
 
 
 def _same(one: tuple[Any, int], other: tuple[Any, int]) -> bool:

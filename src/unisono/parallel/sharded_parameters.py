@@ -349,8 +349,8 @@ class ShardedParameters:
         self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=free)
 
     def watch(self, output: Any) -> None:
-        """Where the caller differentiates `output` for a derivative of that, too, parameters stay gathered until
-        the end of the next backward, which reads them by no hook of their units.
+        """Where the caller differentiates `output` for a derivative of that, too, parameters stay gathered
+        until the end of the next backward, which reads them by no hook of their units.
         """
         for tensor in tensors_in(output):
             if tensor.requires_grad:

@@ -170,11 +170,10 @@ class WrittenParameters:
         """Compare what the data ranks have written. All ranks call this, once one of them has.
 
         Args:
-            own_loop: the caller has called the model, and may have written, too.
+            own_loop: the caller has called the model.
         Raises:
             RuntimeError: they differ.
         """
-        who = "the loop, or a forward," if own_loop else "the forward"
         mesh = self._built.mesh
         if mesh.plan.copies == 1 or mesh.plan.expert > 1 or not self._replicas or not self._named:
             return
@@ -186,8 +185,14 @@ class WrittenParameters:
                 dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
         for name, differs in zip(self._named, (most != least).tolist(), strict=True):
             if differs:
+                if own_loop:
+                    raise RuntimeError(
+                        f'data ranks have different values of the parameter "{name}": the loop changes it, '
+                        "or its gradient, by what a rank has alone, such as its rows. Change them on all "
+                        "ranks alike"
+                    )
                 raise RuntimeError(
-                    f'{who} writes the parameter "{name}", and data ranks write different values: '
+                    f'the forward writes the parameter "{name}", and data ranks write different values: '
                     f"each has its own rows. {REMEDY}"
                 )
 
