@@ -419,12 +419,14 @@ class GradientAccumulation:
         sums: losses are sums, which add up as they are.
     Attributes:
         calls: how many have added their gradients.
-        lost: what `backward` has added to this rank's loss; None: it was not called.
+        lost: what `backward` has added to this rank's loss.
+        own_loop: `backward` has added what waits.
     """
 
     def __init__(self, *, sums: bool = False) -> None:
         self.calls, self._sums = 0, sums
-        self.lost: Tensor | None = None
+        self.lost: Any = 0.0
+        self.own_loop = False
         self._unit = self._total = 0.0
         self._kept = (1.0, 1.0)  # the least and the largest share of labels that count, over all parts
 
@@ -457,12 +459,7 @@ class GradientAccumulation:
     def add_loss(self, loss: Tensor) -> None:
         """Count a call of `backward`."""
         self.calls += 1
-        self.lost = loss if self.lost is None else self.lost + loss
-
-    @property
-    def own_loop(self) -> bool:
-        """Whether `backward` has added what waits."""
-        return self.lost is not None
+        self.lost, self.own_loop = self.lost + loss, True
 
     @property
     def of(self) -> str:
@@ -480,4 +477,4 @@ class GradientAccumulation:
 
     def clear(self) -> None:
         """Begin anew."""
-        self.calls, self.lost = 0, None
+        self.calls, self.lost, self.own_loop = 0, 0.0, False

@@ -85,6 +85,11 @@ class PlanMesh:
         axes = _axes(groups, ranks[:, here : here + 1], self.axes.device_type)
         return PlanMesh(axes, self.plan.of_replica(), world, self)
 
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's loss counts: the other ranks that have its rows have the same loss."""
+        return self.place("tensor") == self.context_place == 0
+
     def of_experts(self) -> PlanMesh:
         """Make the mesh of experts' parameters, whose tensor axis is that of experts. All ranks call it."""
         plan = self.plan.of_experts()

@@ -192,7 +192,7 @@ def has_cut_parameters(parameters: Iterable[Tensor]) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
-def step(optimizer: optim.Optimizer, *closure: Callable[[], Tensor], cut: bool) -> None:
+def step(optimizer: optim.Optimizer, *closure: Callable[[], Any], cut: bool) -> None:
     """Call `optimizer.step()`, once. Groups, state and parameters are the same objects afterwards.
 
     Args:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class GradientBucket:
         self.group, self._label = group, f"{of}bucket {number}"
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
+        self.mine = b""  # whether this rank has a gradient of each
         self.missing = set(self.parameters)  # not reached by backward yet; it may reach one twice
         self.reducing = False
         self.work: Any = None  # of the all-reduce; none under compression
@@ -78,7 +80,8 @@ class GradientBucket:
         for part, grad in pairs:
             if grad is None:
                 part.zero_()
-        self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
+        self.mine = bytes(grad is not None for _, grad in pairs)
+        self._used.copy_(torch.tensor([*self.mine], dtype=torch.float32))
         if with_gradient:
             copy_each_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
 
@@ -114,21 +117,24 @@ class GradientBucket:
         self.missing.discard(parameter)
 
     def finish_step(self, *, uneven_use: bool) -> None:
-        """Store the averages in the parameters' gradients.
+        """Store the averages in the gradients of the parameters that this rank has used, or of all."""
+        for parameter, part, mine in zip(self.parameters, self._parts, self.mine, strict=True):
+            wanted = mine or (uneven_use and parameter.requires_grad)
+            parameter.grad = like(part, parameter) if wanted else None
 
-        Raises:
-            RuntimeError: only some ranks have used a parameter.
-        """
-        for name, parameter, part, used in zip(
-            self.names, self.parameters, self._parts, self._used.real.tolist(), strict=True
-        ):
-            if 0 < used < 1 and not uneven_use:
+    def check_used(self) -> None:
+        """Raise RuntimeError if only some ranks have used a parameter. It waits for the device."""
+        for name, used in zip(self.names, self._used.real.tolist(), strict=True):
+            if 0 < used < 1:
                 raise RuntimeError(
                     f"{name!r} has a gradient on {used:.0%} of the data ranks only. If ranks may leave "
                     "different parameters unused, write Plan(uneven_use=True)"
                 )
-            wanted = used or (uneven_use and parameter.requires_grad)
-            parameter.grad = like(part, parameter) if wanted else None
+
+
+def mark_of(buckets: Iterable[GradientBucket]) -> int:
+    """A number below 2^20 for which parameters this rank has used."""
+    return zlib.crc32(b"".join(bucket.mine for bucket in buckets)) % 2**20
 
 
 class ReplicatedParameters:
@@ -195,6 +201,11 @@ class ReplicatedParameters:
     def waiting(self) -> list[Any]:
         """Nothing: gradients wait in their parameters."""
         return []
+
+    @property
+    def even(self) -> list[GradientBucket]:
+        """The buckets of which all ranks must use the same parameters."""
+        return [] if self._uneven_use else self._buckets
 
     def strayed(self) -> bool:
         """Whether a backward has come since `finish` whose gradients are those of this rank alone."""

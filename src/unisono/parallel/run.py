@@ -28,7 +28,7 @@ from .costs.forecast import ForecastCheck, StepForecast
 from .explained_errors import explained
 from .failures import RunFailures
 from .generators import drawing, reseed, seed_of
-from .gradients import add_up, local, scale_, squared_norm
+from .gradients import local, scale_
 from .layouts.shard import planned
 from .loss_check import LossCheck, check_own_loss, not_a_mean
 from .loss_weights import (
@@ -63,7 +63,7 @@ from .pipeline.schedule import Schedule, Span, Timeline
 from .plan import Plan
 from .precision import LossScaler
 from .prediction import evaluating, joined, prediction, proved_schedule
-from .replicated_parameters import ReplicatedParameters
+from .replicated_parameters import ReplicatedParameters, mark_of
 from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
@@ -164,12 +164,7 @@ class Run:
         return RankBatches(loader, self.mesh.everyone.row, self.plan.data, self._data)
 
     def _groups(self) -> list[Any]:
-        meshes = [mesh for mesh in (self.mesh, self.mesh.outer) if mesh is not None]
-        groups = [group for mesh in meshes for group in (mesh.world, *mesh.axes.get_all_groups())]
-        if self._built.experts is not None:
-            groups += self._built.experts.mesh.axes.get_all_groups()
-        groups += [self.mesh.context] * (self.mesh.context is not None)
-        return groups + [tie.group for tie in self._built.ties] + self._built.others
+        return self._built.groups
 
     def step(self, batch: tuple[Any, Any], *, update: bool = True, watch: bool = False) -> float:
         """Train on this rank's part of a batch: forward, backward, communication, optimizer.
@@ -216,12 +211,9 @@ class Run:
                 loss, count, self._spans = self._built.runtime.run(made, work)
                 wrote, lost = self._written.written(len(work.micros) * (2 if self.plan.recompute else 1))
                 if update:
-                    add_up(self._trained, self._built.ties)
-                    if self.experts is not None:
-                        self.experts.average(self._trained)
-                    self._built.hooks.call(self._trained, self.scaler.scale)
+                    self._built.complete(self._trained, self.scaler.scale)
                 known = None if work.counts else total
-                mean = self._conclude(loss, count, known, wrote=wrote, lost=lost, update=update)
+                mean: float = self._conclude(loss, count, known, wrote=wrote, lost=lost, update=update)
         self._waiting = [] if update else self._gradients()
         return mean
 
@@ -276,48 +268,41 @@ class Run:
         """
         self.plan.check_own_loop()
         self._check_own("update")
+        if closure is None and self._closures is not None:
+            name = type(self._closures).__name__
+            raise TypeError(f"update: {name}.step needs a closure: run.update(closure)")
+        losses: list[Any] = []
+
+        def evaluated() -> Tensor:
+            """The loss of all ranks, as often as an optimizer asks."""
+            losses.append(self._evaluated(closure))
+            return losses[-1]  # type: ignore[no-any-return]
+
         with self._call():
-            if closure is not None and self._closures:
-                return self._update_by(closure)
-            if self._closures:
-                name = type(self._closures).__name__
-                raise TypeError(f"update: {name}.step needs a closure: run.update(closure)")
-            if closure is not None:
+            if self._closures is not None:
+                self._step(1.0, evaluated)
+            elif closure is not None:
                 self._clear()
                 closure()
             self._accumulated.check("update")
-            return self._conclude_own(self._mean_loss())
+            with self._gradients_end(update=True):
+                lost = self._strayed()
+                reshard(self._built.units.root)  # a forward may have gathered what was then
+                wrote = self._written.is_early()  # ranks then compare what they have
+                loss = self._accumulated.lost / self.plan.data
+                mean: Tensor = self._conclude(loss, 0.0, 1.0, wrote=wrote, lost=lost, stepped=bool(losses))
+        return next(iter(losses), mean)
 
-    def _conclude_own(self, loss: Tensor | float, *, stepped: bool = False) -> Tensor:
-        with self._gradients_end(update=True):
-            lost = self._strayed()
-            reshard(self._built.units.root)  # a forward may have gathered what was then
-            wrote = self._written.is_early()  # ranks then compare what they have
-            return self._conclude(loss, 0.0, 1.0, wrote=wrote, lost=lost, stepped=stepped)  # type: ignore[return-value]
-
-    def _update_by(self, closure: Callable[[], object]) -> Tensor:
-        """Let optimizers compute the loss of all ranks as often as they like."""
-        losses: list[Tensor] = []
-
-        def evaluated() -> Tensor:
-            self._clear()
-            with torch.enable_grad():
-                closure()
-            self._accumulated.check("update")
-            numbers, _ = self._agree(self._mean_loss(), 0.0, changes=[], norm=True)
-            losses.append(numbers[0])
-            factor = self._factor(numbers[1].item() if self._asks_norm else None, 1.0)
-            scale_(self._trained.values(), factor or 0.0)
-            return numbers[0]
-
-        for optimizer in self._optimizers:
-            step(optimizer, evaluated, cut=self._cut)
-        self._conclude_own(0.0, stepped=True)
-        return losses[0]
-
-    def _mean_loss(self) -> Tensor:
-        """This rank's share of the mean loss."""
-        return self._accumulated.lost / self.plan.data
+    def _evaluated(self, closure: Any) -> Tensor:
+        """Call the caller's closure, without gradients of earlier ones; return the mean loss of all ranks."""
+        self._clear()
+        with torch.enable_grad():
+            closure()
+        self._accumulated.check("update")
+        numbers, _ = self._agree(self._accumulated.lost / self.plan.data, 0.0, changes=[], norm=True)
+        factor = self._factor(numbers[1].item() if self._asks_norm else None, 1.0)
+        scale_(self._trained.values(), factor or 0.0)
+        return numbers[0]
 
     @contextlib.contextmanager
     def _gathering(self, loss: Tensor, rows: float | None) -> Iterator[float]:
@@ -342,7 +327,7 @@ class Run:
                         "backward: the loss comes to no parameter of this run. Call backward of the run "
                         "whose model has computed it; run.backward(loss, also=[other]) trains both"
                     )
-            self._built.hooks.call(self._trained, self.scaler.scale)
+            self._built.complete(self._trained, self.scaler.scale)
             self._accumulated.add_loss(loss.detach().double() * weight)
 
     @contextlib.contextmanager
@@ -363,7 +348,7 @@ class Run:
     def _conclude(
         self, loss: Tensor | float, count: float, total: float | None, *, update: bool = True,
         wrote: bool = False, lost: str = "", stepped: bool = False,
-    ) -> Tensor | float:  # fmt: skip
+    ) -> Any:  # fmt: skip
         """Agree with all ranks on what the gradients come from, and update.
 
         Args:
@@ -380,7 +365,11 @@ class Run:
         problem, tried = ("", False) if own else self._loss_problem()
         changes = [any(changed), twice is not None or bool(lost), self._is_asked(), update, not update, wrote]
         norm = update and not stepped
-        numbers, moved = self._agree(loss, count, changes=[*changes, bool(problem), tried], norm=norm)
+        used = self._built.units.even if update else ()
+        changes += [bool(problem), tried]
+        numbers, moved = self._agree(loss, count, changes=changes, norm=norm, mark=mark_of(used))
+        for bucket in used if moved[-1] else ():
+            bucket.check_used()
         if not own:
             self._check_loss(problem, found=moved[6], tried=moved[7])
         if moved[1]:
@@ -813,8 +802,7 @@ class Run:
         if check is None or not check.asked:
             return
         if not found and not tried and not self.plan.elastic:  # whose newcomers would ask alone
-            own = self.mesh.place("tensor") == self.mesh.context_place == 0  # their ranks have the same rows
-            every = on_every_rank(lambda: check.tensors() if own else [], self.mesh.world)
+            every = on_every_rank(lambda: check.tensors() if self.mesh.counts else [], self.mesh.world)
             seen = [one for some in every for one in some]
             problems = on_every_rank(lambda: check.problem(seen), self.mesh.world)
             problem = next(filter(None, problems), "")
@@ -877,10 +865,7 @@ class Run:
         self._flags.take(flags)
         self._trained |= new
         self._cut = has_cut_parameters(self._trained.values())
-        self._built.follow_frozen()
-        for programs in (self._built.programs, self._built.runtime.context):
-            if programs is not None:
-                programs.follow_frozen(self._flags.everywhere)
+        self._built.follow_frozen(self._flags.everywhere)
 
     def _optimizers_for(self, new: Mapping[str, nn.Parameter]) -> tuple[list[torch.optim.Optimizer], str]:
         """What the caller's function makes of parameters that no optimizer has, and what is wrong."""
@@ -900,45 +885,38 @@ class Run:
         return made, ""
 
     def _confirm(self, micros: Sequence[tuple[Any, Any]], *, loss: bool = True) -> None:
-        """Prove the cuts for the inputs of these micro-batches, where they are new.
-
-        Args:
-            loss: the programs end with that of the run.
-        """
+        """Prove the cuts for these micro-batches; loss: the programs end with that of the run."""
         if self._changes is not None:
             self._changes.check()
-        if self._built.runtime.context is not None:
-            self._built.runtime.context.confirm(micros, self._loss if loss else None)
-        elif self._built.programs is not None:
-            self._built.programs.confirm(given for given, _ in micros)
-        if self._built.decision is not None:
-            self._built.decision.confirm(given for given, _ in micros)
+        self._built.confirm(micros, self._loss if loss else None)
 
     @property
     def _asks_norm(self) -> bool:
         return self.plan.clip is not None or self.scaler.active
 
     def _agree(
-        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool
+        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool, mark: int = 0
     ) -> tuple[Tensor, list[bool]]:
         """Sum over all ranks the loss, the squared norm where it is asked for, the count: f64 [3], on the
-        device. Also return whether some rank has these changes.
+        device. Also return whether some rank has these changes, and whether their marks differ.
 
         One message; two where the host may send its own, so that reading it does not wait for the device.
         """
         device, host = torch.device(self.mesh.axes.device_type), control_device(self.mesh.world)
-        counts = self.mesh.place("tensor") == self.mesh.context_place == 0  # their ranks have the same loss
-        flags = torch.tensor([0.0, 0.0, 0.0, *map(float, changes)], dtype=torch.float64, device=host)
+        mine = [0.0, 0.0, 0.0, mark, mark * mark, *map(float, changes)]
+        flags = torch.tensor(mine, dtype=torch.float64, device=host)
         both = flags if host.type == device.type else flags.new_zeros(3, device=device)
-        both[0] = loss if counts else 0.0
-        both[2] = count if counts else 0.0
+        if self.mesh.counts:
+            both[0], both[2] = loss, count
         if norm and self._asks_norm:
-            both[1] = self._squared_norm()
+            both[1] = self._built.squared_norm(self._trained)
         with record_function("up::agree|step"):
             dist.all_reduce(both, group=self.mesh.world)
             if flags is not both:
                 dist.all_reduce(flags, group=self.mesh.world)
-        return both[:3], [one > 0 for one in flags[3:].tolist()]
+        total, squares, *moved = flags[3:].tolist()
+        apart = self.mesh.plan.ranks * squares != total * total  # these sums are exact
+        return both[:3], [*(one > 0 for one in moved), apart]
 
     def _agree_unchanged(
         self, loss: Tensor | float, count: float, changes: list[bool]
@@ -956,12 +934,6 @@ class Run:
             )
         mean, _, total = numbers.tolist()
         return mean, total, moved
-
-    def _squared_norm(self) -> Tensor | float:
-        if self.swap is not None:
-            return self.swap.squared_norm(self.plan.data)
-        spread = {} if self.experts is None else {"spread": self.experts.spread}
-        return squared_norm(self._trained, self._built.ties, self.mesh, **spread)
 
     def _factor(self, squared: float | None, ratio: float) -> float | None:
         """What unscales and clips all gradients; None: the step is skipped, some rank overflowed.
@@ -985,10 +957,14 @@ class Run:
     def _update(self, squared: float | None, ratio: float) -> None:
         """Unscale, clip, step; or skip the step."""
         factor = self._factor(squared, ratio)
-        if factor is None:
-            return
+        if factor is not None:
+            self._step(factor)
+
+    def _step(self, factor: float, *closure: Callable[[], Tensor]) -> None:
+        """Step each optimizer, by gradients times `factor`, or by one closure."""
         self._told = self._told or tell_of_hooks(self._optimizers, self.plan)
-        if self._draws and not all(map(steps_parts, self._optimizers)):  # which draw the same on all ranks
+        parts = closure or all(map(steps_parts, self._optimizers))
+        if self._draws and not parts:  # which draw the same on all ranks
             reseed(seed_of(self._built.seed, "update", self.steps), self.mesh.axes.device_type)
         if self.swap is not None:
             for optimizer in self._optimizers:
@@ -996,7 +972,7 @@ class Run:
         else:
             scale_(self._trained.values(), factor)
             for optimizer in self._optimizers:
-                step(optimizer, cut=self._cut)
+                step(optimizer, *closure, cut=self._cut)
 
     def _clear(self) -> None:
         self._accumulated.clear()

@@ -339,6 +339,11 @@ class ShardedParameters:
         for bucket in self._scalars:
             bucket.forget()
 
+    @property
+    def even(self) -> list[GradientBucket]:
+        """The buckets of scalars of which all ranks must use the same."""
+        return [] if self._plan.uneven_use else self._scalars
+
     def waiting(self) -> list[Any]:
         """The gradients that wait to be reduced."""
         return fsdp.waiting(self.root)
