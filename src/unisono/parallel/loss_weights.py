@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from unisono.torch.control_data import control_device
 from unisono.torch_internals import version_names
 
 from .batches import fingerprint, micro_batches, rows_of, stand_in
@@ -331,7 +330,7 @@ def _batch_weights(
 
 def _gather(numbers: Sequence[float], mesh: PlanMesh) -> Tensor:
     """The numbers of every rank, f64 [pipeline, data, context x tensor, numbers]."""
-    device, plan = control_device(mesh.world), mesh.plan
+    device, plan = mesh.control, mesh.plan
     mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
     everyone = torch.empty(plan.ranks * len(mine), dtype=torch.float64, device=device)
     with record_function("up::rows|batch"):

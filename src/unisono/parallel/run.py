@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
-from unisono.torch.control_data import control_device, on_every_rank, on_rank_0
+from unisono.torch.control_data import on_every_rank, on_rank_0
 from unisono.torch_internals.assignments import version_of
 from unisono.torch_internals.dtensor import handle_parts
 
@@ -247,6 +247,8 @@ class Run:
         """
         with contextlib.ExitStack() as stack:
             weights = [stack.enter_context(run._gathering(loss, rows)) for run in (self, *also)]
+            if also and any(run.scaler.active for run in (self, *also)):
+                raise ValueError("backward: also= with precision='fp16', where each run scales its own loss")
             torch.autograd.backward(loss, torch.full_like(loss, weights[0]), retain_graph=retain_graph)
 
     def update(self, closure: Callable[[], object] | None = None) -> Tensor:
@@ -902,7 +904,7 @@ class Run:
 
         One message; two where the host may send its own, so that reading it does not wait for the device.
         """
-        device, host = torch.device(self.mesh.axes.device_type), control_device(self.mesh.world)
+        device, host = torch.device(self.mesh.axes.device_type), self.mesh.control
         mine = [0.0, 0.0, 0.0, mark, mark * mark, *map(float, changes)]
         flags = torch.tensor(mine, dtype=torch.float64, device=host)
         both = flags if host.type == device.type else flags.new_zeros(3, device=device)

@@ -64,7 +64,7 @@ class PlainRun:
             self._update()
         return total.item() / count
 
-    def backward(self, loss: Tensor, *, rows: float | None = None) -> None:  # noqa: ARG002 (it has all)
+    def backward(self, loss: Tensor, *, rows: float | None = None) -> None:
         loss.backward()
         self._count, self._lost = 1, self._lost + loss.detach()
 

@@ -575,7 +575,8 @@ FEATURES: dict[str, Feature] = {
     for one in (
         training, schedules, several_optimizers, groups, other_optimizers, adafactor, muon, own_optimizer,
         averages, unfreezing, adapters, scalars, tied, accumulation, own_loop, micro_batches,
-        clipping, weighed_tokens, weighed_by_a_function, counted, own_loss, smoothed, inference_mode, few_rows,
+        clipping, weighed_tokens, weighed_by_a_function, counted, own_loss, smoothed, inference_mode,
+        few_rows,
         loaders, resuming, moving, dropout, recomputation, whole_models, batch_norm, kept_f32, fp16,
         compiled, checked, explained, progress, gradient_hooks, between_steps, uneven_use, meta, swapped,
         compressed, meetings,
