@@ -271,20 +271,20 @@ def cut_batch(
 
 
 def share_of_rank(rows: float | None, seen: int, mesh: PlanMesh, *, changed: bool) -> tuple[float, bool]:
-    """What the loss of this rank's rows is multiplied by, so that the mean over the data ranks is that over
-    all rows; and whether a rank has changed something.
+    """What the mean over this rank's rows is multiplied by, so that the data ranks' mean is that of all rows;
+    and whether a rank has changed something.
 
     Args:
-        rows: over which the caller says that its loss is a mean; None: every rank weighs the same.
-        seen: rows that the last forward took; 0: not known.
+        rows: as the caller says; None: every rank weighs the same.
+        seen: those of its last forward; 0: not known.
     Raises:
         ValueError: ranks weigh the same, and have different numbers of rows.
     """
     if rows is not None and not 0 < rows < math.inf:
         raise ValueError(f"backward: rows is {rows!r}, expected a number above 0")
     mine = seen if rows is None else rows
-    table = _gather([float(rows is not None), mine, float(changed)], mesh).view(-1, 3)
-    given, every, others = table.unbind(1)
+    told = _gather([float(rows is not None), mine, float(changed)], mesh).view(-1, 3)
+    given, every, others = told.unbind(1)
     if bool(given.all()):
         return mine * len(every) / float(every.sum()), bool(others.any())
     if bool(given.any()) or bool((every != every[0]).any()):
@@ -467,10 +467,9 @@ class GradientAccumulation:
 
     def check(self, call: str) -> None:
         """Raise ValueError for a call of `step`, `backward` or `update` that does not go with what waits."""
-        if call == "update" and not self.own_loop:
-            after = f"{self.of} waits, and step(batch) updates" if self.calls else "nothing waits"
-            raise ValueError(f"update: no run.backward(loss) came since the last update: {after}")
-        if call != "update" and self.calls and self.own_loop != (call == "backward"):
+        if call == "update" and not self.calls:
+            raise ValueError("update: no run.backward(loss) came since the last update")
+        if self.calls and self.own_loop == (call == "step"):
             ends = "run.update()" if self.own_loop else "step(batch)"
             raise ValueError(f"{call}: gradients of {self.of} wait for an update. Call {ends} first")
 

@@ -145,6 +145,7 @@ class ReplicatedParameters:
     Attributes:
         root: the module whose parameters these are.
         compression: how gradients are compressed; None: not.
+        even: the buckets of which all ranks must use the same parameters.
     """
 
     def __init__(self, root: nn.Module, mesh: PlanMesh, experts: ExpertAxis | None = None) -> None:
@@ -165,6 +166,7 @@ class ReplicatedParameters:
         if self._buckets:
             return
         self._buckets = buckets_of(self.root, mesh, self._experts)
+        self.even = [] if self._uneven_use else self._buckets
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(call_alive, counter, number))
@@ -201,11 +203,6 @@ class ReplicatedParameters:
     def waiting(self) -> list[Any]:
         """Nothing: gradients wait in their parameters."""
         return []
-
-    @property
-    def even(self) -> list[GradientBucket]:
-        """The buckets of which all ranks must use the same parameters."""
-        return [] if self._uneven_use else self._buckets
 
     def strayed(self) -> bool:
         """Whether a backward has come since `finish` whose gradients are those of this rank alone."""

@@ -229,20 +229,18 @@ class Run:
 
         Afterwards each parameter's `grad` is that of the mean over all ranks' losses, the same on every rank,
         and times `scaler.scale` under fp16. Further calls add to it, as in PyTorch, until `update`; the first
-        one after an update drops what was there. A tensor that is no parameter of a run, such as an input,
-        gets the gradient of this rank's loss alone.
+        one after an update drops what was there. An input gets the gradient of this rank's loss alone.
 
         Args:
             loss: one value, the mean over this rank's rows.
             rows: over how many rows, or labels, it is a mean. Ranks weigh by them, so that the result is the
                 mean over all rows, as in one process. None: all ranks weigh the same, as in DDP.
-            also: other runs whose parameters this loss trains, too, such as its learned weights. Each of them
-                takes its own `update`. What a run that is not named here gets does not count.
+            also: other runs that this loss trains, too, such as its learned weights; each takes an `update`.
             retain_graph: another backward of this graph follows.
         Raises:
-            ValueError: the plan has an axis whose backward is in `step` alone; gradients of
-                `step(batch, update=False)` wait; the loss comes to no parameter of this run, or to one of no
-                run; without `rows`, the last forwards of the ranks had different numbers of rows.
+            ValueError: this plan has its backward in `step` alone; gradients of `step(batch, update=False)`
+                wait; the loss comes to no parameter of this run, or to one of no run; without `rows`, the
+                last forwards of the ranks had different numbers of rows.
             Mismatch: ranks call different things.
         """
         with contextlib.ExitStack() as stack:
@@ -254,18 +252,17 @@ class Run:
     def update(self, closure: Callable[[], object] | None = None) -> Tensor:
         """Update the parameters by the gradients of `backward`, which go then. All ranks call this.
 
-        Clips as the plan says, skips a step that overflowed under fp16, and counts one step.
+        Clips as the plan says, skips an overflow under fp16, and counts one step.
 
         Args:
-            closure: computes the loss, and calls `backward`; for optimizers that need one, such as LBFGS.
-                Each evaluation begins without gradients. What it returns does not count.
+            closure: computes the loss and calls `backward`, for optimizers that need it, such as LBFGS. Each
+                evaluation begins without gradients.
         Returns:
-            The mean over all ranks of the loss, weighed as in `backward` and added up over its calls since
-            the last update; of a closure's first evaluation. f64 [], the same on every rank. Reading it waits
-            for the device; without `Plan(clip=...)`, fp16 and a closure the call itself does not.
+            The mean loss of all ranks, weighed as in `backward` and added up over its calls; of a closure's
+            first evaluation. f64 [], the same on every rank. Reading it waits for the device; the call itself
+            does so for `Plan(clip=...)`, fp16 and a closure.
         Raises:
-            ValueError: no `backward` came before, or a closure did not call it.
-            TypeError: an optimizer needs a closure, and there is none.
+            ValueError: no `backward` came before.    TypeError: an optimizer needs a closure.
             Mismatch: ranks call different things.
         """
         self.plan.check_own_loop()
@@ -273,16 +270,10 @@ class Run:
         if closure is None and self._closures is not None:
             name = type(self._closures).__name__
             raise TypeError(f"update: {name}.step needs a closure: run.update(closure)")
-        losses: list[Any] = []
-
-        def evaluated() -> Tensor:
-            """The loss of all ranks, as often as an optimizer asks."""
-            losses.append(self._evaluated(closure))
-            return losses[-1]  # type: ignore[no-any-return]
-
+        losses: list[Tensor] = []
         with self._call():
             if self._closures is not None:
-                self._step(1.0, evaluated)
+                self._step(1.0, lambda: self._evaluated(closure, losses))
             elif closure is not None:
                 self._clear()
                 closure()
@@ -295,8 +286,8 @@ class Run:
                 mean: Tensor = self._conclude(loss, 0.0, 1.0, wrote=wrote, lost=lost, stepped=bool(losses))
         return next(iter(losses), mean)
 
-    def _evaluated(self, closure: Any) -> Tensor:
-        """Call the caller's closure, without gradients of earlier ones; return the mean loss of all ranks."""
+    def _evaluated(self, closure: Any, losses: list[Tensor]) -> Tensor:
+        """Call the caller's closure, without gradients of earlier ones; return and note all ranks' loss."""
         self._clear()
         with torch.enable_grad():
             closure()
@@ -304,6 +295,7 @@ class Run:
         numbers, _ = self._agree(self._accumulated.lost / self.plan.data, 0.0, changes=[], norm=True)
         factor = self._factor(numbers[1].item() if self._asks_norm else None, 1.0)
         scale_(self._trained.values(), factor or 0.0)
+        losses.append(numbers[0])
         return numbers[0]
 
     @contextlib.contextmanager
@@ -351,23 +343,20 @@ class Run:
         self, loss: Tensor | float, count: float, total: float | None, *, update: bool = True,
         wrote: bool = False, lost: str = "", stepped: bool = False,
     ) -> Any:  # fmt: skip
-        """Agree with all ranks on what the gradients come from, and update.
+        """Agree with all ranks on what the gradients come from, and update. Return the mean loss, that of the
+        caller's loop on the device.
 
         Args:
-            loss, count: this rank's parts of the loss, and of what it is divided by.
-            total: what all ranks divide by; None: the sum of `count`.
+            total: by what all ranks divide; None: by the sum of `count`.
             wrote, lost: see `WrittenParameters.written`.
             stepped: the optimizers have stepped.
-        Returns:
-            The mean loss: of a step as a number, else on the device.
         """
         own = self._accumulated.own_loop
         changed = self._statistics.changed()
         twice = self._statistics.lasting(changed, twice=True)
         problem, tried = ("", False) if own else self._loss_problem()
         changes = [any(changed), twice is not None or bool(lost), self._is_asked(), update, not update, wrote]
-        norm = update and not stepped
-        used = self._built.units.even if update else ()
+        norm, used = update and not stepped, self._built.units.even if update else ()
         changes += [bool(problem), tried]
         numbers, moved = self._agree(loss, count, changes=changes, norm=norm, mark=mark_of(used))
         for bucket in used if moved[-1] else ():

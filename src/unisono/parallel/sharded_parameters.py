@@ -251,6 +251,7 @@ class ShardedParameters:
         experts: whose parameters fewer ranks hold; None: there are none.
     Attributes:
         root: the module whose parameters these are.
+        even: the buckets of scalars, of which all ranks must use the same.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class ShardedParameters:
     ) -> None:
         self.root, self._units, self._last = root, units, last
         self._exact, self._experts = exact, experts
-        self._kept = False  # parameters stay gathered until the end of the next backward
+        self._kept = False  # until the end of the next backward, which reads them by no hook of a unit
         if mesh.plan.elastic:  # whether `follow` will work
             tried = nn.Linear(1, 1)
             _wrap(tried, mesh, _policy(mesh.plan))
@@ -306,7 +307,9 @@ class ShardedParameters:
         leave = [parameter for parameter in self.root.parameters() if not _is_scalar(parameter)]
         axes = [axis for axis in ("replica", "shard") if self._mesh.group(axis).size() > 1]
         found = (buckets_of(self.root, self._mesh, self._experts, leave, axis) for axis in axes)
-        return [*itertools.chain.from_iterable(found)]
+        buckets = [*itertools.chain.from_iterable(found)]
+        self.even = [] if self._plan.uneven_use else buckets
+        return buckets
 
     def _wrap_experts(self, unit: nn.Module, experts: list[nn.Module]) -> list[nn.Module]:
         """Shard those in `unit` over the ranks that hold them; return the others."""
@@ -339,11 +342,6 @@ class ShardedParameters:
         for bucket in self._scalars:
             bucket.forget()
 
-    @property
-    def even(self) -> list[GradientBucket]:
-        """The buckets of scalars of which all ranks must use the same."""
-        return [] if self._plan.uneven_use else self._scalars
-
     def waiting(self) -> list[Any]:
         """The gradients that wait to be reduced."""
         return fsdp.waiting(self.root)
@@ -354,9 +352,7 @@ class ShardedParameters:
         self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=free)
 
     def watch(self, output: Any) -> None:
-        """Where the caller differentiates `output` for a derivative of that, too, parameters stay gathered
-        until the end of the next backward, which reads them by no hook of their units.
-        """
+        """Keep parameters gathered until the next backward where `output` is differentiated for it."""
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(self._note_gradient)

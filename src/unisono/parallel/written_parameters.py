@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 STEPS = 3  # of a run, in which bits are compared
 Sums = dict[str, int]
+OF_LOOP = "Change parameters and gradients on all ranks alike"
 REMEDY = (
     "Write no parameter in the forward: compute what it needs from the parameter (as "
     "torch.nn.utils.parametrize does), or write between two steps"
@@ -169,8 +170,6 @@ class WrittenParameters:
     def check_ranks(self, *, own_loop: bool = False) -> None:
         """Compare what the data ranks have written. All ranks call this, once one of them has.
 
-        Args:
-            own_loop: the caller has called the model.
         Raises:
             RuntimeError: they differ.
         """
@@ -185,15 +184,10 @@ class WrittenParameters:
                 dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
         for name, differs in zip(self._named, (most != least).tolist(), strict=True):
             if differs:
-                if own_loop:
-                    raise RuntimeError(
-                        f'data ranks have different values of the parameter "{name}": the loop changes it, '
-                        "or its gradient, by what a rank has alone, such as its rows. Change them on all "
-                        "ranks alike"
-                    )
+                who, remedy = ("loop changes", OF_LOOP) if own_loop else ("forward writes", REMEDY)
                 raise RuntimeError(
-                    f'the forward writes the parameter "{name}", and data ranks write different values: '
-                    f"each has its own rows. {REMEDY}"
+                    f'the {who} the parameter "{name}", and data ranks write different values: each has its '
+                    f"own rows. {remedy}"
                 )
 
     def _name(self, *ways: Tensor) -> str:
