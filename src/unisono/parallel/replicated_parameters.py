@@ -145,14 +145,14 @@ class ReplicatedParameters:
     Attributes:
         root: the module whose parameters these are.
         compression: how gradients are compressed; None: not.
-        even: the buckets of which all ranks must use the same parameters.
+        buckets: one after the other, as backward fills them.
     """
 
     def __init__(self, root: nn.Module, mesh: PlanMesh, experts: ExpertAxis | None = None) -> None:
         self.root, self._experts = root, experts
         self.compression: Compression | None = None
         self._uneven_use = mesh.plan.uneven_use
-        self._buckets: list[GradientBucket] = []
+        self.buckets: list[GradientBucket] = []
         self._next = 0  # the first bucket that is not being reduced
         self._reducing = self._strayed = False
         self._hooks: list[Any] = []
@@ -161,16 +161,15 @@ class ReplicatedParameters:
     def follow(self, mesh: PlanMesh) -> None:
         """Average over the data ranks of this mesh from now on."""
         self._group, self._plan, self._mesh = mesh.group("replica"), mesh.plan, mesh
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.group = self._group
-        if self._buckets:
+        if self.buckets:
             return
-        self._buckets = buckets_of(self.root, mesh, self._experts)
-        self.even = [] if self._uneven_use else self._buckets
+        self.buckets = buckets_of(self.root, mesh, self._experts)
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(call_alive, counter, number))
-            for number, bucket in enumerate(self._buckets)
+            for number, bucket in enumerate(self.buckets)
             for parameter in bucket.parameters
         ]
 
@@ -182,13 +181,13 @@ class ReplicatedParameters:
         """Average the gradients of those parameters that require them now."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._buckets = [], []
+        self._hooks, self.buckets = [], []
         self.follow(self._mesh)
 
     def compress(self, named: Mapping[str, nn.Parameter]) -> None:
         """Compress gradients as the plan says. `named`: the parameters by their names in the user's model."""
         settings = self._plan.compression
-        if settings is not None and self._buckets:
+        if settings is not None and self.buckets:
             self.compression = Compression(settings, named, self._group)
 
     def reset(self) -> None:
@@ -197,7 +196,7 @@ class ReplicatedParameters:
         self._next = 0
         if self.compression is not None:
             self.compression.reset()
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.forget()
 
     def waiting(self) -> list[Any]:
@@ -206,7 +205,7 @@ class ReplicatedParameters:
 
     def strayed(self) -> bool:
         """Whether a backward has come since `finish` whose gradients are those of this rank alone."""
-        return self._strayed and any(p.grad is not None for one in self._buckets for p in one.parameters)
+        return self._strayed and any(p.grad is not None for one in self.buckets for p in one.parameters)
 
     def before_backward(self, *, last: bool) -> None:
         """Say whether the next backward is the last one of this step."""
@@ -221,14 +220,14 @@ class ReplicatedParameters:
     def finish(self) -> None:
         """Reduce what no backward has filled, and wait for all."""
         self._reducing = self._strayed = False
-        for bucket in self._buckets[self._next :]:
+        for bucket in self.buckets[self._next :]:
             bucket.reduce(self.compression)
         self._next = 0
         if self.compression is not None:
             self.compression.finish()
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.wait()
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             self._finish_step(bucket)
 
     def _finish_step(self, bucket: GradientBucket) -> None:
@@ -239,9 +238,9 @@ class ReplicatedParameters:
         if not self._reducing:
             self._strayed = True
             return
-        self._buckets[number].mark_ready(parameter)
-        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-            self._buckets[self._next].reduce(self.compression)
+        self.buckets[number].mark_ready(parameter)
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self.buckets[self._next].reduce(self.compression)
             self._next += 1
 
 

@@ -356,7 +356,8 @@ class Run:
         twice = self._statistics.lasting(changed, twice=True)
         problem, tried = ("", False) if own else self._loss_problem()
         changes = [any(changed), twice is not None or bool(lost), self._is_asked(), update, not update, wrote]
-        norm, used = update and not stepped, self._built.units.even if update else ()
+        norm = update and not stepped
+        used = self._built.units.buckets if update and not self.plan.uneven_use else ()
         changes += [bool(problem), tried]
         numbers, moved = self._agree(loss, count, changes=changes, norm=norm, mark=mark_of(used))
         for bucket in used if moved[-1] else ():

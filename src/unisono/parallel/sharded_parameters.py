@@ -251,7 +251,7 @@ class ShardedParameters:
         experts: whose parameters fewer ranks hold; None: there are none.
     Attributes:
         root: the module whose parameters these are.
-        even: the buckets of scalars, of which all ranks must use the same.
+        buckets: those of scalars.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class ShardedParameters:
         _check_types(self.root, plan)
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
         self._mesh = mesh
-        self._scalars = self._scalar_buckets()
+        self.buckets = self._scalar_buckets()
         if plan.uneven_use:
             fsdp.reduce_unused(self.root)
         if self._units and mesh.axes.size(2) > 1:  # gather the next unit's parameters while one computes
@@ -307,9 +307,7 @@ class ShardedParameters:
         leave = [parameter for parameter in self.root.parameters() if not _is_scalar(parameter)]
         axes = [axis for axis in ("replica", "shard") if self._mesh.group(axis).size() > 1]
         found = (buckets_of(self.root, self._mesh, self._experts, leave, axis) for axis in axes)
-        buckets = [*itertools.chain.from_iterable(found)]
-        self.even = [] if self._plan.uneven_use else buckets
-        return buckets
+        return [*itertools.chain.from_iterable(found)]
 
     def _wrap_experts(self, unit: nn.Module, experts: list[nn.Module]) -> list[nn.Module]:
         """Shard those in `unit` over the ranks that hold them; return the others."""
@@ -334,12 +332,12 @@ class ShardedParameters:
         """Train those parameters that require gradients now."""
         reshard(self.root)
         fsdp.follow_frozen(self.root)
-        self._scalars = self._scalar_buckets()
+        self.buckets = self._scalar_buckets()
 
     def reset(self) -> None:
         """Drop the state of a step that raised, and wait for its collectives in flight."""
         fsdp.reset(self.root)
-        for bucket in self._scalars:
+        for bucket in self.buckets:
             bucket.forget()
 
     def waiting(self) -> list[Any]:
@@ -351,14 +349,9 @@ class ShardedParameters:
         free = (last or self._plan.zero == 3) and not self._kept
         self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=free)
 
-    def watch(self, output: Any) -> None:
-        """Keep parameters gathered until the next backward where `output` is differentiated for it."""
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(self._note_gradient)
-
-    def _note_gradient(self, _gradient: Any) -> None:
-        if torch.is_grad_enabled():  # create_graph=True
+    def note_gradient(self, _gradient: Any) -> None:
+        """The hook of an output: parameters stay gathered where a derivative of this gradient follows."""
+        if torch.is_grad_enabled():
             self._kept = True
             self._set_backward(last=True, reduce=True, free=False)
 
@@ -387,7 +380,7 @@ class ShardedParameters:
 
     def finish(self) -> None:
         """Average the gradients of scalars. The end of the last backward has waited for all others."""
-        for bucket in self._scalars:
+        for bucket in self.buckets:
             bucket.reduce()
             bucket.wait()
             bucket.finish_step(uneven_use=self._plan.uneven_use)

@@ -131,7 +131,7 @@ class ParameterSwap:
         self._backward_ended()
         self._norms.clear()
 
-    even: Sequence[GradientBucket] = ()  # they are checked one by one
+    buckets: Sequence[GradientBucket] = ()  # one at a time is made, and checked
 
     def waiting(self) -> list[Any]:
         """The norms of the gradients that wait in the store."""

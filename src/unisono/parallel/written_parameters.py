@@ -203,8 +203,10 @@ class WrittenParameters:
             first = next(tensors_in((args, named)), None)
             self.rows = len(first) if first is not None and first.dim() else 0
             self.begun = end_of_graph()
-            if isinstance(self._built.units, ShardedParameters):
-                self._built.units.watch(output)
+            units: Any = self._built.units
+            for tensor in tensors_in(output) if isinstance(units, ShardedParameters) else ():
+                if tensor.requires_grad:
+                    tensor.register_hook(units.note_gradient)
 
     def _suspects(self) -> Iterable[str]:
         """What may have been written since the step began: in the first steps all."""

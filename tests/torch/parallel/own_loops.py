@@ -1,7 +1,4 @@
-"""Loops that call `run.backward` and `run.update` themselves: each trains as in one process.
-
-A loop is written once. `Alone` gives it plain PyTorch, `Planned` a run; both end with the parameters.
-"""
+"""Loops of `run.backward` and `run.update` train as in one process: `Alone` gives them plain PyTorch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
