@@ -293,13 +293,14 @@ def sgd_by_closure(world: World) -> list[Any]:
 
 
 def lbfgs(world: World) -> list[Any]:
-    return by_closure(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=4), world)
+    """Liu and Nocedal, 1989; in f64, as its steps multiply rounding."""
+    make = lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=4)  # noqa: E731
+    return by_closure(make, world, torch.float64)
 
 
 def lbfgs_with_line_search(world: World) -> list[Any]:
-    """In f64: its steps multiply rounding by a hundred."""
-    search = lambda parameters: torch.optim.LBFGS(parameters, max_iter=3, line_search_fn="strong_wolfe")  # noqa: E731
-    return by_closure(search, world, torch.float64)
+    make = lambda parameters: torch.optim.LBFGS(parameters, max_iter=3, line_search_fn="strong_wolfe")  # noqa: E731
+    return by_closure(make, world, torch.float64)
 
 
 def accumulation(world: World) -> list[Any]:
