@@ -132,8 +132,8 @@ def refuse_closure(optimizer: optim.Optimizer) -> NoReturn:
     """Raise ValueError for an optimizer that computes the loss by itself."""
     raise UnfitError(
         f"{type(optimizer).__name__}.step needs a closure that computes the loss again, and run.step "
-        "computes it once. Use run.update(closure) with data= and zero=, or an optimizer whose step() takes "
-        "no argument: AdamW"
+        "computes it once. Use run.update(closure) with data= and zero=, not in fp16, or an optimizer whose "
+        "step() takes no argument: AdamW"
     )
 
 
@@ -143,7 +143,8 @@ def limits_of(built: Any) -> ScopeLimits:
     listed = experts is not None and any(experts.spread(name) > 1 for name in experts.names)
     part = "the parameters of its stage" if plan.pipeline > 1 else "those of its experts" if listed else ""
     fused = "" if built.decision is None else next(iter(built.decision.cut.fused), "")
-    return ScopeLimits(str(plan), part, plan.swap is not None, fused, not plan.why_no_own_loop)
+    closure = not plan.why_no_own_loop and plan.precision != "fp16"
+    return ScopeLimits(str(plan), part, plan.swap is not None, fused, closure)
 
 
 def scope_of(

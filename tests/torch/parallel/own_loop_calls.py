@@ -97,6 +97,8 @@ def check_wrong_calls_are_named_on_all_ranks(folder: Path) -> None:
             if "step" not in text and "save" not in text:  # the run can be used
                 run.backward(loss_of(run))
                 run.update()
+        with pytest.raises(ValueError, match=r"LBFGS.step needs a closure .* not in fp16"):
+            made(up.Plan(data=2, precision="fp16"), optimizer=torch.optim.LBFGS)
         needs = made(plan, optimizer=torch.optim.LBFGS)
         with pytest.raises(ValueError, match=r"LBFGS.step needs a closure .* Use run.update"):
             needs.step(mine())
