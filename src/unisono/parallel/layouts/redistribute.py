@@ -230,8 +230,10 @@ class _Recorder(TorchDispatchMode):
 
     KINDS = {  # noqa: RUF012  (never written)
         "all_gather_into_tensor": "all_gather",
+        "all_gather_single": "all_gather",
         "all_reduce": "all_reduce",
         "reduce_scatter_tensor": "reduce_scatter",
+        "reduce_scatter_single": "reduce_scatter",
         "all_to_all_single": "all_to_all",
         "shard_dim_alltoall": "all_to_all",
     }
