@@ -36,7 +36,7 @@ class OperatorSignature(NamedTuple):
 
     Args:
         inputs: for each tensor one index per dim; None: a dim of size 1 that is broadcast.
-        local: takes a rank's `Part`, and its parts of the tensors.
+        local: takes a rank's `IndexPosition`, and its parts of the tensors.
         whole: index -> why it cannot be cut.
         leads: index -> the size of the output's dim that it leads, which its parts must divide, too.
     """
@@ -51,7 +51,7 @@ class OperatorSignature(NamedTuple):
 Rule = Callable[..., OperatorSignature]  # of the shapes of tensors, then the other arguments
 
 
-class Part:
+class IndexPosition:
     """A rank's part of one call: its place along each index that is cut.
 
     Attributes:
@@ -145,7 +145,7 @@ def _of_dims(function: Callable[..., Tensor]) -> Rule:
         output = tuple(f"i{size - 2}" if size in marks else None for size in tried.shape)
         summed = math.prod(x[dim] for dim in range(len(x)) if f"i{dim}" not in output)
 
-        def local(_: Part, x: Tensor) -> Tensor:
+        def local(_: IndexPosition, x: Tensor) -> Tensor:
             result = function(x, *args, **named)
             return result if function is not torch.mean else result * (x.numel() / result.numel() / summed)
 
@@ -161,23 +161,28 @@ def _dims(x: Shape) -> Indices:
 # ---- what a rank computes, where it is more than the operator on its parts ----
 
 
-def _matmul(_: Part, x: Tensor, y: Tensor) -> Tensor:
+def _matmul(_: IndexPosition, x: Tensor, y: Tensor) -> Tensor:
     return x @ y
 
 
-def _linear(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear(part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     result = functional.linear(x, weight)
     return result if bias is None else result + bias * float(part.start("k") == 0)
 
 
-def _embedding(part: Part, tokens: Tensor, weight: Tensor) -> Tensor:
+def _embedding(part: IndexPosition, tokens: Tensor, weight: Tensor) -> Tensor:
     here = tokens - part.start("v")
     mine = (here >= 0) & (here < len(weight))
     return functional.embedding(here * mine, weight) * mine.unsqueeze(-1)
 
 
 def _layer_norm(
-    part: Part, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
+    part: IndexPosition,
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
 ) -> Tensor:
     """The last dim is normalized; it may be cut."""
     width = part.sizes["k"]
@@ -189,7 +194,7 @@ def _layer_norm(
 
 
 def _cross_entropy(
-    part: Part, logits: Tensor, targets: Tensor, *, reduction: str = "mean", ignore_index: int = -100
+    part: IndexPosition, logits: Tensor, targets: Tensor, *, reduction: str = "mean", ignore_index: int = -100
 ) -> Tensor:
     """Rows and classes may be cut."""
     top = part.largest(logits.amax(1, keepdim=True), "v")
@@ -204,7 +209,7 @@ def _cross_entropy(
     return total / part.total(counts.sum(), "r") if reduction == "mean" else total
 
 
-def _attention(_: Part, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False) -> Tensor:
+def _attention(_: IndexPosition, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
@@ -222,7 +227,7 @@ def _softmax(x: Shape, dim: int) -> OperatorSignature:
     indices = _dims(x)
     over = f"i{dim % len(x)}"
 
-    def local(part: Part, x: Tensor) -> Tensor:
+    def local(part: IndexPosition, x: Tensor) -> Tensor:
         shifted = torch.exp(x - part.largest(x.amax(dim, keepdim=True), over))
         return shifted / part.total(shifted.sum(dim, keepdim=True), over)
 
@@ -251,7 +256,7 @@ def _reshape(x: Shape, shape: Sequence[int]) -> OperatorSignature:
         if came and goes and len(came + goes) > 2:
             leads[lead] = goal[goes[0]]
 
-    def local(_: Part, part: Tensor) -> Tensor:
+    def local(_: IndexPosition, part: Tensor) -> Tensor:
         sizes = [
             size * part.shape[firsts[dim]] // x[firsts[dim]] if dim in firsts else size
             for dim, size in enumerate(goal)

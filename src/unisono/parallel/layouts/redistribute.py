@@ -21,12 +21,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.parallel.costs.collectives import Link
 from unisono.parallel.mesh import groups_along, unique_names
 from unisono.parallel.tensor_moves import refuse_second_gradient
 from unisono.torch_internals.dtensor import all_to_all
+from unisono.torch_internals.fake import OperatorMode
 from unisono.torch_internals.group_use import ranks_of
 
 Layout = tuple[Any, ...]  # one Placement per axis
@@ -106,7 +106,7 @@ def move(
     """The same for a rank's part of a value of this shape."""
     if start == goal and not (local.requires_grad and torch.is_grad_enabled()):
         return local
-    result: Tensor = _Move.apply(local, tuple(shape), start, goal, contributed, where)
+    result: Tensor = _Redistribution.apply(local, tuple(shape), start, goal, contributed, where)
     return result
 
 
@@ -115,7 +115,7 @@ def _back(layout: Layout) -> Layout:
     return tuple(WHOLE if isinstance(each, Partial) else each for each in layout)
 
 
-class _Move(torch.autograd.Function):
+class _Redistribution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, local: Tensor, shape: tuple[int, ...], start: Layout, goal: Layout, contributed: Layout,
@@ -221,11 +221,11 @@ def record(link: Link | None = None) -> Iterator[Record]:
         link: the network, for the predicted times.
     """
     moves = Record()
-    with _Recorder(moves, link or Link()):
+    with _CollectiveRecorder(moves, link or Link()):
         yield moves
 
 
-class _Recorder(TorchDispatchMode):
+class _CollectiveRecorder(OperatorMode):
     """Sees the functional collectives, which DTensor calls."""
 
     KINDS = {  # noqa: RUF012  (never written)

@@ -22,7 +22,7 @@ from unisono.parallel.batches import fingerprint
 from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals.fake import is_fake
 
-from .operators import Indices, OperatorSignature, Owners, Part, rule_of
+from .operators import IndexPosition, Indices, OperatorSignature, Owners, rule_of
 from .redistribute import SUM, WHOLE, Layout, layout_of, mesh_of, moved, placed, primes, span
 
 Strategy = Sequence[Sequence[int]]
@@ -153,7 +153,7 @@ def _run(first: _FirstCall, function: Any, strategy: Strategy, *args: Any, **nam
         goal, contributed = _layout(indices, owners), _layout(indices, owners, elsewhere=SUM)
         locals_.append(moved(tensor, goal, contributed, f"{name}, input {number}"))
     mesh = mesh_of(tensors[0].device.type)
-    local = signature.local(Part(name, sizes, owners, mesh), *locals_)
+    local = signature.local(IndexPosition(name, sizes, owners, mesh), *locals_)
     shape = [sizes[i] if i else size for i, size in zip(signature.output, local.shape, strict=True)]
     return placed(local, mesh, _layout(signature.output, owners, elsewhere=SUM), shape)
 
