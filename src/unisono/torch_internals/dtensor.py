@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from .probe import PrivateName, find
 
-__all__ = ["handle_parts", "operator_handlers", "reading_together"]
+__all__ = ["finding_shapes_within", "handle_parts", "operator_handlers", "reading_together"]
 
 NAMES = {
     "handlers": PrivateName(
@@ -34,6 +34,11 @@ NAMES = {
         without="an optimizer that reads numbers from cut parameters steps by those of one rank",
     ),
 }
+NAMES["shapes"] = PrivateName(
+    "torch.distributed.tensor._sharding_prop:ShardingPropagator._fake_mode_lock",
+    purpose="tell operators that find the shape of a DTensor's result from those of a step",
+    without="up.plan says too much memory for plans that cut parameters",
+)
 LISTS = ("_foreach_", "_fused_")  # operators on lists, whose every place is computed by itself
 _together: ContextVar[bool] = ContextVar("together", default=False)
 
@@ -46,6 +51,20 @@ def reading_together() -> Iterator[None]:
         yield
     finally:
         _together.reset(before)
+
+
+@contextlib.contextmanager
+def finding_shapes_within(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    """PyTorch finds shapes of DTensors within `context` meanwhile, by operators on whole tensors."""
+    owner, _, name = NAMES["shapes"].path.rpartition(".")
+    kind, before = find(NAMES["shapes"]._replace(path=owner)), find(NAMES["shapes"])
+    if before is not None:
+        setattr(kind, name, context)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(kind, name, before)
 
 
 def operator_handlers() -> Any:

@@ -229,7 +229,7 @@ def observe(
 
     Args:
         gathers, reduces: make a context.
-        gathered: called with each gathered copy of a parameter.    reduced: with each sharded gradient.
+        gathered: called with each gathered copy of a parameter.    reduced: with each sharded one.
     """
     need(NAMES["group"])
 
@@ -249,8 +249,7 @@ def observe(
             with reduces():
                 post_backward(*args)
             for held in group.fsdp_params:
-                if held.sharded_param.grad is not None:
-                    reduced(held.sharded_param.grad)
+                reduced(held.sharded_param)
 
         group.unshard, group.wait_for_unshard, group.post_backward = begin, end, reduce
 

@@ -124,7 +124,7 @@ class DryRun:
         names = {module: path for path, module in model.named_modules()}
         with shapes.mode:
             check_model(model, self.everyone)
-            experts = spread_by_chance(model, mesh)
+        experts = spread_by_chance(model, mesh)
         in_pieces = bool(structure.pieces) and plan.context == 1
         single = plan.context == 1 and not may_be_packed(task.inputs_of(task.sample))  # else with masks
         programs, sums = None, list[TiedParameter]()
@@ -363,9 +363,7 @@ class _DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         try:
-            with (
-                self._shapes.mode, self._watch, self._watch.resizing(), gpu_attention(on_gpu=self._real)
-            ):  # fmt: skip
+            with self._shapes.mode, self._watch.seeing(), gpu_attention(on_gpu=self._real):
                 yield
         except Exception as error:
             if is_about_data(error):
@@ -413,7 +411,8 @@ class _DryStep:
     def _units(self) -> DataAxis:
         """The data axis."""
         plan, root, watch = self._plan, self._root, self._watch
-        inside, made = set(root.modules()), None
+        inside = set(root.modules())
+        made: Any = None
         units = [unit for unit in self._here.structure.units if unit in inside]
         if plan.swap is not None:
             with self._running(), watch.labelled("parameters"):
@@ -425,7 +424,7 @@ class _DryStep:
         else:
             made = self._shard(units)  # its meshes have values
             labels = partial(watch.labelled, "gathered"), partial(watch.labelled, "buffers")
-            fsdp.observe(root, *labels, self._follow, partial(watch.relabel, cause="gradients"))
+            fsdp.observe(root, *labels, self._follow, self._note_gradient)
             with self._shapes.mode, watch.labelled("parameters"):
                 for value in root.parameters():
                     watch.see(local(value.detach()))
@@ -447,7 +446,7 @@ class _DryStep:
 
     def _note_gradient(self, value: Tensor) -> None:
         if value.grad is not None:
-            self._watch.relabel(value.grad, "gradients")
+            self._watch.relabel(local(value.grad), "gradients")
 
     def _compression(self, plan: Plan) -> DryCompression | None:
         """How gradients of a plan, or its differences, are sent; None: as they are."""

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.parallel.graph.containers import tensors_in
 from unisono.torch_internals import autograd
+from unisono.torch_internals.dtensor import finding_shapes_within
 from unisono.torch_internals.fake import OperatorMode, memory_of, number_read
 
 __all__ = [
@@ -382,6 +383,22 @@ def kernel_memory(*, on_gpu: bool, virtual: bool) -> dict[str, KernelMemory]:
     return {**ANYWHERE, **reducing, **(ON_GPU if on_gpu else {}), **(REAL if real else {})}
 
 
+class _Apart:
+    """A context, which may be entered again. It is true within."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def __bool__(self) -> bool:
+        return self._depth > 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+
+
 HERE = os.path.dirname(__file__) + os.sep
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
@@ -408,11 +425,14 @@ class StorageWatch(OperatorMode):
         self._device_type = device_type
         self._charges: dict[int, Charge | None] = {}  # of a storage, by its address; None: it is not counted
         self._streams: dict[Any, int] = {}
+        self._apart = _Apart()
         self._ends: dict[int, Any] = {}
         self._modules: list[str] = []
         self._places: dict[int, tuple[str, str]] = {}  # number of an autograd function -> module, line
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._apart:
+            return func(*args, **(kwargs or {}))
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its operators on parts come next
         if self.numbers is not None and (number := number_read(func, args, self.numbers)) is not None:
@@ -458,8 +478,10 @@ class StorageWatch(OperatorMode):
         return self._streams.setdefault(stream, len(self._streams))
 
     @contextmanager
-    def resizing(self) -> Iterator[None]:
-        """See storages whose memory is freed and taken again: those of `fully_shard`, and of swapping."""
+    def seeing(self) -> Iterator[None]:
+        """See a step: also storages whose memory is freed and taken again, those of `fully_shard` and of
+        swapping. What PyTorch computes to find shapes of DTensors is none of it.
+        """
         plain = torch.UntypedStorage.resize_
 
         def resize(storage: Any, nbytes: int) -> Any:
@@ -470,9 +492,10 @@ class StorageWatch(OperatorMode):
                 self._charges[storage._cdata] = self.account.charge(nbytes, charge.cause, self._stream())
             return found
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
         try:
-            yield
+            with self, finding_shapes_within(self._apart):
+                yield
         finally:
             torch.UntypedStorage.resize_ = plain  # type: ignore[method-assign]
 
