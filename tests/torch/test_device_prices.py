@@ -8,10 +8,11 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.costs.operator_kinds import OperatorPoint, point_of
+from unisono.parallel.costs.operator_kinds import PRICED, OperatorPoint, point_of
 from unisono.parallel.costs.operator_prices import HostStarts, OperatorPrices
 from unisono.parallel.costs.step_time import RankClock, StageTime
 from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, trace_update
+from unisono.parallel.graph.rules import WHOLE, rule_of
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.optimizers import Parameters
 from unisono.parallel.planning.machine import LOW, POINTS
@@ -157,3 +158,13 @@ def test_a_device_is_measured_at_points_of_all_classes():
     assert POINTS.keys() == operator_costs.POINTS.keys()
     assert all(len(axes) == len(operator_costs.POINTS[kind]) for kind, axes in POINTS.items())
     assert {kind.removesuffix("_low") for kind in LOW} < POINTS.keys()
+
+
+def test_each_operator_that_has_a_price_is_cut_or_says_why_not() -> None:
+    for name in sorted(PRICED):
+        if "backward" in name or not hasattr(torch.ops.aten, name):  # a gradient is cut as its operator is
+            continue
+        packet = getattr(torch.ops.aten, name)
+        ops = [getattr(packet, overload) for overload in packet.overloads()]
+        known = f"aten.{name}" in WHOLE or any(rule_of(op) is not None for op in ops)
+        assert known, f"aten.{name} has a price, and neither a rule nor a reason in WHOLE: graph/rules.py"
