@@ -87,17 +87,6 @@ class Schedule:
             return StageMessage("B", stage, micro), stage - 1
         return None
 
-    def in_flight(self) -> tuple[int, ...]:
-        """The most micro-batches of its stages, all together, that each rank keeps for their backward."""
-        found = []
-        for order in self.orders:
-            held = most = 0
-            for action in order:
-                held += {"F": 1, "I": 0}.get(action.kind, -1)
-                most = max(most, held)
-            found.append(most)
-        return tuple(found)
-
     def run_order(self) -> Iterator[tuple[int, Action]]:
         """Yield (rank, action) in an order in which the ranks can run, as far as they get."""
         given: set[StageMessage] = set()

@@ -1,7 +1,7 @@
 """A step of each rank without values: what `parallelize` would build, on shapes, and what it keeps in memory.
 
-The tensor axis, the stages, the runtime, autograd, recomputation, the loss and the optimizer are those of a
-run. Messages arrive at once; what the data axis gathers and reduces is counted by dry_units.py.
+The axes, the stages, the runtime, autograd, recomputation, the loss and the optimizer are those of a run. It
+is one rank of a job of PyTorch's fake process group, whose collectives send nothing: see lone_rank.py.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class DryRun:
         self._micro_rows = -(-self.rows // self.parts)
         enough = 2 * plan.stages + 2  # of a pipeline's micro-batches; more are in memory as these are
         run = min(self.parts, -(-enough // plan.pipeline) * plan.pipeline)
-        if self._schedule(run).in_flight() != self._schedule(self.parts).in_flight():
+        few, all_ = self._schedule(run), self._schedule(self.parts)
+        if any(few.kept(rank) < all_.kept(rank) for rank in range(plan.pipeline)):
             run = self.parts
         self.sizes = sizes(self.rows, self.parts)[:run]
 
