@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._subclasses import FakeTensor
 
@@ -25,8 +22,6 @@ from unisono.parallel.planning.choice import TIME_NAMES
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.memory_account import MIB, CachingAllocator, allowed
 from unisono.parallel.planning.task import TrainingTask
-from unisono.torch_internals import c10d
-from unisono.torch_internals.lone_rank import lone_rank
 
 CROSS = nn.functional.cross_entropy
 
@@ -94,41 +89,6 @@ def test_all_micro_batches_of_gpipe_are_in_memory_under_any_name(monkeypatch: py
     assert peak("1f1b", 12) < 1.05 * peak("1f1b", 8)
     assert peak("gpipe", 12) > 1.1 * peak("gpipe", 8)
     assert peak("forwards first", 12) == peak("gpipe", 12)
-
-
-def test_a_dry_run_leaves_the_job_as_it_is() -> None:
-    def state() -> Any:
-        world = c10d.need(c10d.NAMES["state"])
-        groups = [len(table) for table in (world.pg_map, world.pg_names, world.pg_group_ranks)]
-        tags = {tag: len(held) for tag, held in world.tags_to_pg.items() if held}
-        numbers = torch.get_rng_state().tolist(), torch.is_grad_enabled(), torch.UntypedStorage.resize_
-        return dist.group.WORLD, world.group_count, groups, tags, sys.excepthook, numbers
-
-    def run() -> None:
-        for plan in (up.Plan(data=4, zero=3), up.Plan(data=2, tensor=2, zero=1)):
-            DryRun(task, plan).peak_of(0)
-
-    task = TrainingTask(mlp(), features(16), 16, adamw, CROSS)
-    alone = state()
-    run()
-    assert state() == alone
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        job = state()
-        run()
-        assert state() == job
-        with lone_rank(3, 8), ThreadPoolExecutor(1) as pool:  # another thread tells the job's other ranks
-            assert (dist.get_rank(), dist.get_world_size()) == (3, 8)
-            assert pool.submit(dist.get_world_size).result() == 1
-            one = pool.submit(dist.new_group, [0]).result()
-        value = torch.ones(2)
-        dist.all_reduce(value, group=one)
-        assert state()[1] == job[1] + 1 and value.tolist() == [1.0, 1.0]
-        with pytest.raises(ValueError, match="tensor=2: its memory is not predicted"):
-            DryRun(task, up.Plan(data=2, expert=2, tensor=2)).peak_of(0)
-        assert dist.get_world_size() == 1  # after an error, too
-    finally:
-        dist.destroy_process_group()
 
 
 def test_micro_batches_of_other_sizes_have_their_own_messages() -> None:

@@ -33,18 +33,16 @@ NAMES = {
         without=WITHOUT,
     ),
 }
-TIMEOUT_S = 60  # which no call of a fake group comes to
-
 GROUPS = 1 << 20
 """Groups of one such job, at most: their names are its numbers, of which no group of a real job has one."""
 
 
-class _Here(threading.local):
+class _ThreadJob(threading.local):
     group: Any = None
     count = 0
 
 
-_here, _jobs = _Here(), itertools.count(1)
+_here, _jobs = _ThreadJob(), itertools.count(1)
 
 
 @contextlib.contextmanager
@@ -57,7 +55,7 @@ def lone_rank(rank: int, ranks: int) -> Iterator[None]:
     if not hasattr(state, "knows_lone_ranks"):
         state.__class__ = _with_lone_ranks(type(state))
     try:
-        store, options = need(NAMES["store"])(), {"timeout": timedelta(seconds=TIMEOUT_S)}
+        store, options = need(NAMES["store"])(), {"timeout": timedelta(minutes=1)}
         _here.group, _ = need(NAMES["make"])(ranks, rank, [], "fake", store, str(first), **options)
         _here.count = first + 1
         state.pg_group_ranks[_here.group] = {each: each for each in range(ranks)}
@@ -74,7 +72,7 @@ def lone_rank(rank: int, ranks: int) -> Iterator[None]:
 def _with_lone_ranks(kind: Any) -> Any:
     """The class `kind` of what PyTorch knows of groups, with another default group in some threads."""
 
-    class World(kind):  # type: ignore[misc]
+    class ThreadWorld(kind):  # type: ignore[misc]
         @property
         def default_pg(self) -> Any:
             return _here.group or super().default_pg
@@ -96,4 +94,4 @@ def _with_lone_ranks(kind: Any) -> Any:
 
         knows_lone_ranks = True
 
-    return World
+    return ThreadWorld

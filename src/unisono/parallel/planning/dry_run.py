@@ -57,6 +57,7 @@ from unisono.parallel.sharded_parameters import TYPES, DataAxis, shard_units
 from unisono.parallel.structure import identity
 from unisono.parallel.tensor_parallel import cut_model
 from unisono.torch_internals import fsdp
+from unisono.torch_internals.dtensor import handle_parts
 from unisono.torch_internals.fake import READ, is_about_data
 from unisono.torch_internals.lone_rank import lone_rank
 
@@ -291,6 +292,19 @@ class _DryRuntime(PipelineRuntime):
         super()._weights(step, action)
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what an error means where there are no values."""
+    try:
+        yield
+    except Exception as error:
+        if is_about_data(error):
+            raise CaptureError(f"a step reads values of tensors: a dry run has none: {error}") from error
+        if isinstance(error, ValueError) and not is_ours(error):  # such as of a BatchNorm of one row
+            raise UnfitError(str(error)) from error
+        raise
+
+
 class _RankModel(NamedTuple):
     """What a rank has of a model without values.
 
@@ -363,15 +377,10 @@ class _DryStep:
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
-        try:
-            with self._shapes.mode, self._watch.seeing(), gpu_attention(on_gpu=self._real):
-                yield
-        except Exception as error:
-            if is_about_data(error):
-                raise CaptureError(f"a step reads values of tensors: a dry run has none: {error}") from error
-            if isinstance(error, ValueError) and not is_ours(error):  # such as of a BatchNorm of one row
-                raise UnfitError(str(error)) from error
-            raise
+        with (
+            _explained(), self._shapes.mode, self._watch.seeing(), gpu_attention(on_gpu=self._real)
+        ):  # fmt: skip
+            yield
 
     def _step(self, units: DataAxis, micros: list[Any]) -> None:
         plan = self._plan
@@ -409,7 +418,7 @@ class _DryStep:
                 if value.requires_grad:
                     value.register_post_accumulate_grad_hook(self._note_gradient)
 
-    def _units(self) -> DataAxis:
+    def _units(self) -> Any:
         """The data axis."""
         plan, root, watch = self._plan, self._root, self._watch
         inside = set(root.modules())
@@ -423,7 +432,8 @@ class _DryStep:
                 made = self._shard(units)
             made.compression = self._compression(plan)
         else:
-            made = self._shard(units)  # its meshes have values
+            with _explained():  # its meshes have values
+                made = self._shard(units)
             labels = partial(watch.labelled, "gathered"), partial(watch.labelled, "buffers")
             fsdp.observe(root, *labels, self._follow, self._note_gradient)
             with self._shapes.mode, watch.labelled("parameters"):
@@ -434,10 +444,11 @@ class _DryStep:
 
     def _shard(self, units: list[nn.Module]) -> Any:
         model, plan = self._shapes.model, self._plan
-        return shard_units(
+        made: Any = shard_units(
             self._root, units, self._mesh, last=plan.pipeline == 1, initial=Initializer(model),
             exact=kept_in_f32(model, plan), experts=self._here.experts,
         )  # fmt: skip
+        return made
 
     def _follow(self, copy: Tensor) -> None:
         """Note the gradient of a gathered copy of a parameter."""
@@ -467,6 +478,8 @@ class _DryStep:
         watch, cut = self._watch, has_cut_parameters(trained.values())
         if not trained:
             return []
+        if cut:
+            handle_parts()
         with watch.labelled("moments"), watch.reading(READ):
             given = Parameters(trained)
             made = self._task.optimizer(given)  # some make their state at once
@@ -492,7 +505,12 @@ class _DryStep:
             optimizer.param_groups = [
                 {**group, "foreach": True} if chooses_lists(optimizer, group) else group for group in groups
             ]
-        step(optimizer, cut=cut)
+        try:
+            step(optimizer, cut=cut)
+        except RuntimeError as error:
+            if is_ours(error):  # PyTorch has no rule for an operation of it on DTensors
+                raise UnfitError(str(error)) from error
+            raise
         optimizer.param_groups = groups
 
     def _meetings(self, trained: dict[str, nn.Parameter]) -> OuterOptimizer | None:

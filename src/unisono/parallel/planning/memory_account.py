@@ -383,7 +383,7 @@ def kernel_memory(*, on_gpu: bool, virtual: bool) -> dict[str, KernelMemory]:
     return {**ANYWHERE, **reducing, **(ON_GPU if on_gpu else {}), **(REAL if real else {})}
 
 
-class _Apart:
+class _HiddenOperators:
     """A context, which may be entered again. It is true within."""
 
     def __init__(self) -> None:
@@ -425,13 +425,13 @@ class StorageWatch(OperatorMode):
         self._device_type = device_type
         self._charges: dict[int, Charge | None] = {}  # of a storage, by its address; None: it is not counted
         self._streams: dict[Any, int] = {}
-        self._apart = _Apart()
+        self._hidden = _HiddenOperators()
         self._ends: dict[int, Any] = {}
         self._modules: list[str] = []
         self._places: dict[int, tuple[str, str]] = {}  # number of an autograd function -> module, line
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._apart:
+        if self._hidden:
             return func(*args, **(kwargs or {}))
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its operators on parts come next
@@ -494,7 +494,7 @@ class StorageWatch(OperatorMode):
 
         torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
         try:
-            with self, finding_shapes_within(self._apart):
+            with self, finding_shapes_within(self._hidden):
                 yield
         finally:
             torch.UntypedStorage.resize_ = plain  # type: ignore[method-assign]
