@@ -54,6 +54,8 @@ def lone_rank(rank: int, ranks: int) -> Iterator[None]:
     state, first, before = need(C10D["state"]), next(_jobs) * GROUPS, (_here.group, _here.count)
     if not hasattr(state, "knows_lone_ranks"):
         state.__class__ = _with_lone_ranks(type(state))
+    others = dist.GroupMember.NON_GROUP_MEMBER  # PyTorch notes the ranks of groups without this rank there
+    outside = state.pg_group_ranks.get(others)
     try:
         store, options = need(NAMES["store"])(), {"timeout": timedelta(minutes=1)}
         _here.group, _ = need(NAMES["make"])(ranks, rank, [], "fake", store, str(first), **options)
@@ -61,6 +63,8 @@ def lone_rank(rank: int, ranks: int) -> Iterator[None]:
         state.pg_group_ranks[_here.group] = {each: each for each in range(ranks)}
         yield
     finally:
+        if outside is None:
+            state.pg_group_ranks.pop(others, None)
         made = {str(number) for number in range(first, _here.count)}
         _here.group, _here.count = before
         for group, name in [*state.pg_names.items()]:
