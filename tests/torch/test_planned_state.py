@@ -79,9 +79,8 @@ def test_a_dry_run_leaves_the_job_as_it_is() -> None:
         return dist.group.WORLD, world.group_count, sizes, torch.get_rng_state().tolist()
 
     def check() -> None:
-        before, task = state(), TrainingTask(mlp(), features(16), 16, adamw, CROSS)
-        for plan in (up.Plan(data=4, zero=3), up.Plan(data=2, tensor=2, zero=1)):
-            DryRun(task, plan).peak_of(0)
+        task, before = TrainingTask(mlp(), features(16), 16, adamw, CROSS), state()
+        DryRun(task, up.Plan(data=2, tensor=2, zero=3)).peak_of(0)
         with pytest.raises(ValueError, match="no layers of stacked experts"):
             DryRun(task, up.Plan(data=2, expert=2)).peak_of(0)
         assert state() == before and torch.is_grad_enabled()
