@@ -482,7 +482,8 @@ class StorageWatch(OperatorMode):
         """See a step: also storages whose memory is freed and taken again, those of `fully_shard` and of
         swapping. What PyTorch computes to find shapes of DTensors is none of it.
         """
-        plain = torch.UntypedStorage.resize_
+        kind: Any = torch.UntypedStorage
+        own, plain = vars(kind).get("resize_"), kind.resize_
 
         def resize(storage: Any, nbytes: int) -> Any:
             charge = self._charges.get(storage._cdata)
@@ -492,12 +493,15 @@ class StorageWatch(OperatorMode):
                 self._charges[storage._cdata] = self.account.charge(nbytes, charge.cause, self._stream())
             return found
 
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        kind.resize_ = resize
         try:
             with self, finding_shapes_within(self._hidden):
                 yield
         finally:
-            torch.UntypedStorage.resize_ = plain  # type: ignore[method-assign]
+            if own is None:
+                del kind.resize_
+            else:
+                kind.resize_ = own
 
     def _end(self, key: int) -> None:
         charge = self._charges.pop(key, None)
