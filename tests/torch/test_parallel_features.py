@@ -24,7 +24,15 @@ MODULES += (
     "new_groups",
 )
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
-LOOP += ("batch_kinds", "autocasts", "loaders", "optimizer_scopes", "loss_means")
+LOOP += (
+    "batch_kinds",
+    "autocasts",
+    "loaders",
+    "optimizer_scopes",
+    "loss_means",
+    "own_loops",
+    "own_loop_calls",
+)
 STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused_parameters")
 STAGES += ("unfrozen_operators", "model_structures")
 
