@@ -1,10 +1,12 @@
-"""What `up.plan` searches: lists of values, compression, hosts that differ; against an exhaustive search."""
+"""What `up.plan` compares and searches: plans, lists of values, hosts that differ, rows of experts."""
 
 from __future__ import annotations
 
 import itertools
 import random
+import statistics
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,12 @@ from torch import nn
 
 import unisono.parallel as up
 from planned_models import adamw, features, mlp, planned
-from unisono.parallel.planning.candidates import plans
+from unisono.engine.costs.machine import MachineCalibration
+from unisono.parallel.costs.collectives import CollectiveCosts, RankGroups
+from unisono.parallel.planning.candidates import changes, neighbours, plans
+from unisono.parallel.planning.dry_axes import DrawnRows
 from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.machine import JobMachine
+from unisono.parallel.planning.machine import JobHost, JobMachine, _of_control_groups
 from unisono.parallel.planning.search import PlanSearch
 from unisono.parallel.planning.task import TrainingTask
 
@@ -171,3 +176,179 @@ def compare_searches(seeds: Iterable[int]) -> None:
         assert shown == pytest.approx(best), (given, speeds, memory)
         assert choice.complete
         assert all(each.problem or each.excess_bytes or each.excess_s >= 0 for each in choice.refused)
+
+
+def test_candidates_are_plans_that_differ() -> None:
+    found = list(plans(8, 16, {"zero": 1}, host=4))
+    assert len(set(found)) == len(found) > 50
+    assert all(each.ranks == 8 and each.zero == 1 and each.tensor <= 4 for each in found)
+    assert all(16 % (each.data * each.micro_batches) == 0 for each in found)
+    assert {each.shard for each in found if each.data == 8} == {None, 2, 4}
+    around = neighbours(up.Plan(data=4, zero=2), 4, 16, host=4)
+    assert all(changes(other, up.Plan(data=4, zero=2)) for other in around)
+    assert up.Plan(data=4, zero=2, shard=2) in around
+    assert up.Plan(data=4) in neighbours(up.Plan(data=4, zero=1, shard=2), 4, 16, host=4)
+
+
+def test_what_is_asked_for_is_searched_too() -> None:
+    found = set(plans(4, 16, {}, host=4, axes=("context", "expert", "disk")))
+    for plan in (
+        up.Plan(context=4, zero=3),
+        up.Plan(context=2, data=2, expert=4),
+        up.Plan(context=2, tensor=2, recompute=True),
+        up.Plan(data=4, swap="disk"),
+    ):
+        assert plan in found
+    assert all(each.ranks == 4 for each in found)
+    around = neighbours(up.Plan(data=4), 4, 16, host=4, axes=("context", "expert", "disk"))
+    assert {up.Plan(data=2, context=2), up.Plan(data=4, expert=2), up.Plan(data=4, swap="disk")} <= {*around}
+    assert not any(each.context > 1 or each.expert > 1 or each.swap for each in plans(4, 16, {}, host=4))
+    for given in ({"context": 2}, {"expert": 2}, {"swap": "memory"}):
+        assert {str(getattr(each, *given)) for each in plans(4, 16, given, host=4)} == {str(*given.values())}
+
+
+class Experts(nn.Module):
+    """Eight experts that are stacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 8
+        self.up, self.down = (nn.Parameter(torch.randn(8, *shape)) for shape in ((256, 512), (512, 256)))
+
+    def forward(self, rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        made = torch.einsum("rd,edh->erh", rows, self.up).relu()
+        every = torch.einsum("erh,ehd->red", made, self.down)
+        return (every.gather(1, index[..., None].expand(-1, -1, 256)) * weights[..., None]).sum(1)
+
+
+class Mixture(nn.Module):
+    """A router, experts and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts, self.head = nn.Linear(256, 8), Experts(), nn.Linear(256, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, index = self.router(x).softmax(-1).topk(2)
+        return self.head(x + self.experts(x, index, weights))
+
+
+def test_experts_that_are_spread_send_rows_and_reduce_less() -> None:
+    of = up.StepPredictor(Mixture(), features(16), loss=CROSS, optimizer=adamw)
+    whole, spread = (of.forecast(up.Plan(data=2, expert=each)).seconds for each in (1, 2))
+    assert spread["experts"] > 0 == whole.get("experts", 0)
+    (sent,) = (each for each in of.collectives(up.Plan(data=2, expert=2)) if each.axis == "expert")
+    assert sent[:3] == ("all_to_all", "expert", 2) and 0 < sent.seconds < spread["experts"]
+    assert spread["data"] < 0.6 * whole["data"]
+    assert spread["update"] < 0.6 * whole["update"]
+    assert spread["forward"] > whole["forward"]  # rows are sorted
+
+
+@pytest.mark.parametrize(
+    ("experts", "top", "ranks"), [(4, 2, 2), (8, 2, 4), (16, 4, 2), (2, 2, 2), (4, 1, 4)]
+)
+def test_rows_of_experts_are_those_of_a_full_rank(experts: int, top: int, ranks: int) -> None:
+    drawer, rows, trials = random.Random(0), 64, 200
+    received, pairs = [], []
+    for _ in range(trials):
+        chosen = [drawer.sample(range(experts), top) for _ in range(rows * ranks)]
+        here = [sum(each < experts // ranks for each in row) for row in chosen]
+        received.append(sum(map(bool, here)))
+        pairs.append(sum(here))
+    drawn = DrawnRows.of(rows, experts, top, ranks)
+    for full, seen in ((drawn.received, received), (drawn.pairs, pairs)):
+        assert sum(each <= full for each in seen) >= 0.95 * trials
+        assert full <= max(seen) + 2  # so it is no bound for every router
+    assert drawn.sent == pytest.approx(statistics.mean(received), rel=0.02)
+
+
+def predictor(hosts: tuple[int, ...] = (), model: nn.Module | None = None) -> up.StepPredictor:
+    model = model or nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    return up.StepPredictor(model, features(12), loss=CROSS, optimizer=adamw, hosts=hosts)
+
+
+def test_the_group_that_spans_hosts_is_the_slowest() -> None:
+    hosts = (0, 0, 0, 1, 1, 1)
+    groups = RankGroups(hosts, CollectiveCosts(MachineCalibration(), hosts))
+    assert groups.slowest(2, 1) == [2, 3]
+    assert groups.slowest(3, 1) == [0, 1, 2]
+    assert groups.slowest(3, 2) == [0, 2, 4]
+    assert groups.farthest(0, 1, 1) == (0, 1)
+    assert groups.farthest(0, 2, 2) == (1, 3)
+    assert RankGroups().slowest(4, 2) == [0, 2, 4, 6]
+
+
+def test_groups_that_do_not_divide_a_host_are_priced_between_hosts() -> None:
+    plan = up.Plan(data=6, zero=3, shard=2)
+    across, within = ((0, 0, 0, 1, 1, 1), (0, 0, 1, 1, 2, 2))
+    gathered = [
+        next(each for each in predictor(hosts).collectives(plan) if each.collective == "all_gather")
+        for hosts in (across, within)
+    ]
+    assert gathered[0].nbytes == gathered[1].nbytes
+    assert gathered[0].seconds > gathered[1].seconds
+    first, last = (0, 0, 1, 1), (1, 0, 0, 0)  # of a pipeline: where its first stage is, and its last one
+    slow = [predictor(hosts).forecast(up.Plan(data=2, pipeline=2, cuts=(2,))) for hosts in (first, last)]
+    assert slow[1].seconds["data"] > slow[0].seconds["data"]
+    mirrored = predictor((0, 0, 0, 1)).forecast(up.Plan(data=2, pipeline=2, cuts=(2,)))
+    assert mirrored.seconds["data"] == slow[1].seconds["data"]
+
+
+def test_frozen_parameters_are_gathered_and_not_reduced() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    model[0].requires_grad_(False)
+    every = sum(value.numel() for value in model.parameters())
+    trained = sum(value.numel() for value in model[2].parameters())
+    found = {each.collective: each for each in predictor(model=model).collectives(up.Plan(data=2, zero=3))}
+    assert found["all_gather"].nbytes == 4 * every
+    assert found["reduce_scatter"].nbytes == 4 * trained
+    replicas = predictor(model=model).collectives(up.Plan(data=2))
+    assert [each.nbytes for each in replicas if each.axis == "data"] == [4 * trained]
+    for value in model.parameters():
+        value.requires_grad_(True)
+    whole = predictor(model=model).forecast(up.Plan(swap="memory")).seconds["swap"]
+    model[0].requires_grad_(False)
+    half = predictor(model=model).forecast(up.Plan(swap="memory")).seconds["swap"]
+    assert 0.15 * whole < half < 0.3 * whole  # read for forward and backward: 2 of 10 passes
+
+
+def test_ranks_of_a_host_share_its_memory() -> None:
+    alone = JobMachine((120,), (0,), (1.0,), None, shared=True)
+    assert alone.with_ranks(1, None).memory == (120,)
+    assert alone.with_ranks(4, None).memory == (30,) * 4
+    assert alone.with_ranks(4, 2).memory == (60,) * 4
+    mixed = alone.with_ranks(4, [JobHost(ranks=3), JobHost(ranks=1, memory=7)])
+    assert mixed.memory == (40, 40, 40, 7)
+    assert alone.limited(50).with_ranks(4, None).memory == (50,) * 4
+    two = JobMachine((60, 60, 80), (0, 0, 1), (1.0,) * 3, None, shared=True)
+    assert two.with_ranks(8, 2).memory == (20,) * 8  # hosts are as the least here
+    own = JobMachine((120,), (0,), (1.0,), None)
+    assert own.with_ranks(4, None).memory == (120,) * 4  # each has a GPU
+
+
+def test_more_ranks_on_this_host_have_less_memory_each() -> None:
+    def limit(ranks: int) -> int:
+        model = nn.Linear(256, 10)
+        given = {"sample": features(8), "optimizer": adamw, "loss": CROSS, "trial": False}
+        return up.plan(model, price=up.Plan(data=ranks), **given).limit_bytes
+
+    assert limit(4) < limit(1) / 3
+
+
+def test_a_control_group_allows_what_is_left_and_cached(tmp_path: Path) -> None:
+    inner, own = tmp_path / "job" / "step", tmp_path / "cgroup"
+    inner.mkdir(parents=True)
+    own.write_text("0::/job/step\n")
+
+    def write(folder: Path, most: str, used: int, cached: int) -> None:
+        (folder / "memory.max").write_text(f"{most}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\n")
+
+    assert _of_control_groups(tmp_path, own) == []
+    write(inner, "max", 50, 0)
+    write(inner.parent, "100", 90, 30)
+    assert _of_control_groups(tmp_path, own) == [40]
+    write(inner, "60", 70, 0)
+    assert sorted(_of_control_groups(tmp_path, own)) == [0, 40]
+    assert _of_control_groups(tmp_path, tmp_path / "none") == []

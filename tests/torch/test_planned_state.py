@@ -1,15 +1,19 @@
-"""`up.plan` of what a step changes beside parameters: buffers, and the state of an optimizer."""
+"""`up.plan` of what a step changes beside parameters: buffers, the state of an optimizer, not the job's."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import unisono.parallel as up
 from planned_models import adamw, features, mlp
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.task import TrainingTask
+from unisono.torch_internals import c10d
+from unisono.torch_internals.lone_rank import lone_rank
 
 CROSS = nn.functional.cross_entropy
 
@@ -66,3 +70,24 @@ def test_adafactor_is_planned_where_parameters_are_whole() -> None:
     assert abs(choice.record()["memory"]["moments"] - moments) < 512  # and the steps
     with pytest.raises(ValueError, match="Adafactor cannot step parameters that are cut"):
         up.plan(mlp(), price=up.Plan(data=2, zero=1), **options)
+
+
+def test_a_dry_run_leaves_the_job_as_it_is() -> None:
+    def state() -> Any:
+        world = c10d.need(c10d.NAMES["state"])
+        sizes = [*map(len, (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_to_tag))]
+        return dist.group.WORLD, world.group_count, sizes, torch.get_rng_state().tolist()
+
+    def check() -> None:
+        task, before = TrainingTask(mlp(), features(16), 16, adamw, CROSS), state()
+        DryRun(task, up.Plan(data=2, tensor=2, zero=3)).peak_of(0)
+        with pytest.raises(ValueError, match="no layers of stacked experts"):
+            DryRun(task, up.Plan(data=2, expert=2)).peak_of(0)
+        assert state() == before and torch.is_grad_enabled()
+
+    check()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    check()
+    with lone_rank(3, 8), ThreadPoolExecutor(1) as pool:  # another thread may talk to the job's ranks
+        assert (dist.get_world_size(), pool.submit(dist.get_world_size).result()) == (8, 1)
+    dist.destroy_process_group()

@@ -17,6 +17,7 @@ import unisono.parallel as up
 from planned_models import KINDS, MODELS, adamw, features, gpt, ids, measured, mlp, planned, tokens_loss
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.trace import trace_step
+from unisono.parallel.pipeline.schedule import KINDS as KINDS_OF_SCHEDULES
 from unisono.parallel.planning.choice import TIME_NAMES
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.memory_account import MIB, CachingAllocator, allowed
@@ -78,13 +79,16 @@ def test_many_micro_batches_need_what_some_need() -> None:
         assert one.nbytes - one.parts["inputs"] == other.nbytes - other.parts["inputs"]
 
 
-def test_all_micro_batches_of_gpipe_are_in_memory() -> None:
+def test_all_micro_batches_of_gpipe_are_in_memory_under_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS_OF_SCHEDULES, "forwards first", KINDS_OF_SCHEDULES["gpipe"])
+
     def peak(schedule: str, parts: int) -> int:
         plan = up.Plan(pipeline=2, micro_batches=parts, cuts=(3,), schedule=schedule)
         return DryRun(TrainingTask(gpt(), ids(parts), parts, adamw, tokens_loss), plan).peak_of(0).nbytes
 
     assert peak("1f1b", 12) < 1.05 * peak("1f1b", 8)
     assert peak("gpipe", 12) > 1.1 * peak("gpipe", 8)
+    assert peak("forwards first", 12) == peak("gpipe", 12)
 
 
 def test_micro_batches_of_other_sizes_have_their_own_messages() -> None:

@@ -159,18 +159,12 @@ class PlanMesh:
 
     def ranks_of(self, stage: int) -> list[int]:
         """Return the ranks of the job that have this rank of a pipeline, of all replicas."""
-        found: list[int] = self.everyone.axes.mesh[stage].flatten().tolist()
-        return found
+        size = self.everyone.plan.ranks // self.plan.pipeline
+        return [*range(stage * size, (stage + 1) * size)]
 
     def peer(self, stage: int) -> int:
         """Return the global rank with this rank's data and tensor place, and another stage's."""
-        return self._peers[stage]
-
-    @functools.cached_property
-    def _peers(self) -> list[int]:
-        column: Any = (slice(None), *self._places[1:])
-        found: list[int] = self.axes.mesh[column].tolist()
-        return found
+        return dist.get_rank() + (stage - self.stage) * (self.everyone.plan.ranks // self.plan.pipeline)
 
 
 def _axes(groups: list[Any], ranks: torch.Tensor, device_type: str) -> DeviceMesh:

@@ -83,6 +83,7 @@ class OuterOptimizer:
         mesh: of one replica.
     Attributes:
         compression: how differences are compressed; None: not.
+        sgd: steps the anchors; None: nothing is trained.
     """
 
     def __init__(self, trained: Mapping[str, Tensor], buffers: ModelBuffers, mesh: PlanMesh) -> None:
@@ -97,7 +98,7 @@ class OuterOptimizer:
             for number, held in enumerate(bucket_indices(self._anchors))
         ]
         options: Any = {"momentum": sgd.momentum, "nesterov": sgd.nesterov and sgd.momentum > 0}
-        self._sgd = torch.optim.SGD(self._anchors, lr=sgd.rate, **options) if self._anchors else None
+        self.sgd = torch.optim.SGD(self._anchors, lr=sgd.rate, **options) if self._anchors else None
         self.compression: Compression | None = None
         if plan.compression is not None and self._anchors:
             self.compression = Compression(plan.compression, trained, self._group)
@@ -125,8 +126,8 @@ class OuterOptimizer:
             for bucket in self._buckets:
                 bucket.reset()
             raise
-        if self._sgd is not None:
-            self._sgd.step()
+        if self.sgd is not None:
+            self.sgd.step()
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
             anchor.grad = None
             local(parameter).copy_(anchor)
@@ -144,7 +145,7 @@ class OuterOptimizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """The momentum of each parameter, cut as the parameter is; zeros before the first meeting."""
-        if self._sgd is None or not self._sgd.defaults["momentum"]:
+        if self.sgd is None or not self.sgd.defaults["momentum"]:
             return {}
         return {
             f"outer.{name}": like(self._momentum(anchor), parameter)
@@ -157,13 +158,13 @@ class OuterOptimizer:
         for name, anchor, parameter in zip(self._names, self._anchors, self._parameters, strict=True):
             anchor.copy_(local(parameter))
             momentum = found.get(f"outer.{name}")
-            if self._sgd is not None and momentum is None:
-                self._sgd.state.pop(anchor, None)
-            elif self._sgd is not None:
-                self._sgd.state[anchor][MOMENTUM] = local(momentum).to(anchor.dtype)  # type: ignore[arg-type]
+            if self.sgd is not None and momentum is None:
+                self.sgd.state.pop(anchor, None)
+            elif self.sgd is not None:
+                self.sgd.state[anchor][MOMENTUM] = local(momentum).to(anchor.dtype)  # type: ignore[arg-type]
         self._buffers.note()
 
     def _momentum(self, anchor: nn.Parameter) -> Tensor:
-        assert self._sgd is not None
-        found: Tensor | None = self._sgd.state[anchor].get(MOMENTUM)
+        assert self.sgd is not None
+        found: Tensor | None = self.sgd.state[anchor].get(MOMENTUM)
         return torch.zeros_like(anchor.data) if found is None else found

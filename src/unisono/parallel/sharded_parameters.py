@@ -88,7 +88,7 @@ def shard_units(
     check_lists(root, f"zero={plan.zero} with precision={plan.precision!r}")
     hidden = fsdp.hidden_by_methods(root)
     if hidden:
-        raise ValueError(
+        raise UnfitError(
             f'"{hidden}" has the name of a method that fully_shard gives its module, which a forward '
             "would call in its place. Give it another name, or leave out zero= and low precision"
         )

@@ -43,7 +43,13 @@ PLAIN = frozenset({Tensor, nn.Parameter, type(None), int, float})  # types that 
 
 
 def cut_model(
-    model: nn.Module, cut: Cut, mesh: DeviceMesh, *, regathers: bool = False, alone: bool = False
+    model: nn.Module,
+    cut: Cut,
+    mesh: DeviceMesh,
+    *,
+    regathers: bool = False,
+    alone: bool = False,
+    draws: bool = True,
 ) -> RngRegion:
     """Cut `model` in place; return its cut regions. Tied weights stay tied.
 
@@ -51,8 +57,9 @@ def cut_model(
         mesh: the tensor axis.
         alone: modules run in the forward of `model` only: neither stages nor recorded operators call them.
         regathers: what layers get from all ranks is gathered again in backward, and not kept.
+        draws: each rank draws its own numbers in the regions; False: the model has no values.
     """
-    region = RngRegion(mesh.get_local_rank(), mesh.device_type)
+    region = RngRegion(mesh.get_local_rank() if draws else None, mesh.device_type)
     axis = axis_of(mesh, regathers=regathers)
 
     def part(value: Tensor, dim: int) -> Tensor:

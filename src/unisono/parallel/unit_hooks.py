@@ -36,17 +36,13 @@ DEAR = {
 }  # fmt: skip
 
 
-def recompute(unit: nn.Module, *, selective: bool, draws: bool = True) -> None:
-    """Compute the activations of `unit` again in backward; `selective`: but for what is dear.
-
-    Args:
-        draws: the unit may draw random numbers, which are drawn again.
-    """
+def recompute(unit: nn.Module, *, selective: bool) -> None:
+    """Compute the activations of `unit` again in backward; `selective`: but for what is dear."""
     unit.register_forward_pre_hook(_note_versions, with_kwargs=True)
     unit.register_forward_hook(_check_versions, always_call=True)  # backward stops a forward midway
     norms = [module for module in unit.modules() if isinstance(module, BATCH_NORM)]
     options = {"context_fn": partial(_contexts, norms, selective)} if norms or selective else {}
-    training.recompute(unit, preserve_rng_state=draws, **options)
+    training.recompute(unit, preserve_rng_state=True, **options)
 
 
 def _note_versions(unit: nn.Module, args: Any, named: Any) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from .probe import PrivateName, find, need
 
-__all__ = ["all_to_all", "handle_parts", "operator_handlers", "reading_together"]
+__all__ = ["all_to_all", "finding_shapes_within", "handle_parts", "operator_handlers", "reading_together"]
 
 NAMES = {
     "handlers": PrivateName(
@@ -39,6 +39,11 @@ NAMES = {
         without="up.shard cannot cut a value along another dim",
     ),
 }
+NAMES["shapes"] = PrivateName(
+    "torch.distributed.tensor._sharding_prop:ShardingPropagator._fake_mode_lock",
+    purpose="tell operators that find the shape of a DTensor's result from those of a step",
+    without="up.plan says too much memory for plans that cut parameters",
+)
 LISTS = ("_foreach_", "_fused_")  # operators on lists, whose every place is computed by itself
 _together: ContextVar[bool] = ContextVar("together", default=False)
 
@@ -57,6 +62,20 @@ def all_to_all(parts: Tensor, group: Any) -> Tensor:
     """Send part i of a tensor, along its first dim, to rank i; return the parts from all ranks."""
     received: Tensor = need(NAMES["all_to_all"])(parts, None, None, group)
     return received
+
+
+@contextlib.contextmanager
+def finding_shapes_within(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    """PyTorch finds shapes of DTensors within `context` meanwhile, by operators on whole tensors."""
+    owner, _, name = NAMES["shapes"].path.rpartition(".")
+    kind, before = find(NAMES["shapes"]._replace(path=owner)), find(NAMES["shapes"])
+    if before is not None:
+        setattr(kind, name, context)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(kind, name, before)
 
 
 def operator_handlers() -> Any:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode
 from .probe import PrivateName, find, need
 
 __all__ = [
-    "NAMES", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "is_fake", "memory_of",
+    "NAMES", "READ", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "is_fake", "memory_of",
     "number_read", "without_values",
 ]  # fmt: skip
 
@@ -123,11 +123,11 @@ def arguments_of(op: Any) -> Any:
     return op._schema.arguments
 
 
-def number_read(op: Any, args: Any) -> float | None:
-    """What an operator reads of a tensor without values: 1, or READ; None: it reads no number."""
+def number_read(op: Any, args: Any, number: float = READ) -> float | None:
+    """What an operator reads of a tensor without values: 1, or `number`; None: it reads no number."""
     if op.name() != "aten::_local_scalar_dense":
         return None
-    return {torch.bool: True}.get(args[0].dtype, READ if args[0].is_floating_point() else 1)
+    return {torch.bool: True}.get(args[0].dtype, number if args[0].is_floating_point() else 1)
 
 
 def memory_of(tensor: Tensor) -> tuple[Any, int]:

@@ -7,6 +7,7 @@ gradients in a pass of their own has no such hooks, and a step that ended with a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -215,6 +216,46 @@ def _writes(held: Any) -> int:
     if isinstance(copy, GatheredParameter):
         return copy.writes()
     return 0 if copy is None else version_of(copy)  # cut on the tensor axis, too
+
+
+def observe(
+    root: Any,
+    gathers: Callable[[], AbstractContextManager[None]],
+    reduces: Callable[[], AbstractContextManager[None]],
+    gathered: Callable[[Any], None],
+    reduced: Callable[[Any], None],
+) -> None:
+    """Gather and reduce each unit's parameters within contexts.
+
+    Args:
+        gathers, reduces: make a context.
+        gathered: called with each gathered copy of a parameter.    reduced: with each sharded one.
+    """
+    need(NAMES["group"])
+
+    def follow(group: Any, unshard: Any, wait_for_unshard: Any, post_backward: Any) -> None:
+        def begin(*args: Any) -> None:
+            with gathers():
+                unshard(*args)
+
+        def end() -> None:
+            with gathers():
+                wait_for_unshard()
+            for held in group.fsdp_params:
+                if hasattr(held, "_unsharded_param"):
+                    gathered(held._unsharded_param)
+
+        def reduce(*args: Any) -> None:
+            with reduces():
+                post_backward(*args)
+            for held in group.fsdp_params:
+                reduced(held.sharded_param)
+
+        group.unshard, group.wait_for_unshard, group.post_backward = begin, end, reduce
+
+    for module in root.modules():
+        for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+            follow(group, group.unshard, group.wait_for_unshard, group.post_backward)
 
 
 def is_sharded(unit: Any, name: str) -> bool:

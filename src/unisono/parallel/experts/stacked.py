@@ -45,18 +45,25 @@ def numbers_of_experts(module: nn.Module, experts: int) -> list[str]:
     ]
 
 
-def cut_stacked(path: str, module: nn.Module, mesh: DeviceMesh, tensor: TensorAxis) -> None:
+def cut_stacked(
+    path: str,
+    module: nn.Module,
+    mesh: DeviceMesh,
+    tensor: TensorAxis,
+    run_by: type[StackedExperts] | None = None,
+) -> None:
     """Leave this rank its experts, in place. The parameters become DTensors, cut in dimension 0.
 
     Args:
         mesh: the expert axis.
         tensor: its ranks that have the same rows.
+        run_by: the forward; None: `StackedExperts`.
     """
     experts = next(module.parameters()).shape[0]
     for leaf, parameter in [*module.named_parameters(recurse=False)]:
         part = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)
         module.register_parameter(leaf, like(parameter, part))
-    StackedExperts(path, module, experts, mesh, tensor)
+    (run_by or StackedExperts)(path, module, experts, mesh, tensor)
 
 
 class _Routing(NamedTuple):

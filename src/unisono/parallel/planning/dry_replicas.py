@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +17,6 @@ from unisono.codecs.codec import Codec
 from unisono.parallel.compression.compression_state import CompressionState
 from unisono.parallel.compression.exchange_queue import length
 from unisono.parallel.gradients import local
-from unisono.parallel.outer_optimizer import OuterOptimizer
-from unisono.parallel.replicated_parameters import GradientBucket, ReplicatedParameters
 from unisono.parallel.spill import Host, Key, SpillStorage
 from unisono.parallel.swap import ParameterSwap
 
@@ -27,27 +24,14 @@ from .memory_account import StorageWatch
 
 if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
-    from unisono.parallel.plan import Plan
+    from unisono.parallel.mesh import PlanMesh
 
-__all__ = ["DryCompression", "DryMeetings", "DryReplicas", "DrySwap", "NoMessages"]
+__all__ = ["DryCompression", "DrySwap"]
 
 Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
 
 
-class NoMessages:
-    """Stands for `Compression` where whole gradients are averaged."""
-
-    def begin(self, pairs: Sequence[Pair], flat: Tensor, *, label: str, exact: Sequence[Tensor] = ()) -> None:
-        """Send nothing."""
-
-    def finish(self) -> None:
-        """All messages have arrived."""
-
-    def reset(self) -> None:
-        """None is under way."""
-
-
-class DryCompression(NoMessages):
+class DryCompression:
     """What `Compression` keeps in memory, when a step was made before.
 
     Args:
@@ -83,6 +67,9 @@ class DryCompression(NoMessages):
         """All messages have arrived."""
         self._live = []
 
+    def reset(self) -> None:
+        """None is under way."""
+
     def _sent(self, pairs: Sequence[Pair], used: int) -> list[Tensor]:
         exact, ranked, made = used, 0, []
         coded: dict[Codec, int] = {}
@@ -107,62 +94,6 @@ class DryCompression(NoMessages):
         return made
 
 
-class DryReplicas(ReplicatedParameters):
-    """What `ReplicatedParameters` keeps in memory.
-
-    Args:
-        experts: parameters that one in `expert` ranks holds.    sends: gradients.
-    """
-
-    def __init__(
-        self,
-        root: nn.Module,
-        plan: Plan,
-        watch: StorageWatch,
-        experts: set[nn.Parameter],
-        sends: NoMessages,
-    ) -> None:
-        spread: Any = None
-        if experts:
-            spread = SimpleNamespace(parameters=lambda: experts, mesh=_mesh(plan.of_experts()))
-        with watch.labelled("buffers"):
-            super().__init__(root, _mesh(plan), spread)
-        self.compression: Any = sends
-
-    def after_backward(self) -> None:
-        """Nothing changes."""
-
-    def _finish_step(self, bucket: GradientBucket) -> None:
-        for value, part in bucket.parts():
-            if value.grad is not None:  # else no rank has used it
-                value.grad = part
-
-
-def _mesh(plan: Plan) -> Any:
-    """A mesh whose other ranks are not there."""
-    return SimpleNamespace(plan=plan, group=lambda _: None)
-
-
-class DryMeetings(OuterOptimizer):
-    """What `OuterOptimizer` keeps in memory.
-
-    Args:
-        trained: this rank's parameters by name.    plan: of all replicas.
-        sends: differences.
-    """
-
-    def __init__(self, trained: Mapping[str, Tensor], plan: Plan, sends: NoMessages) -> None:
-        buffers: Any = SimpleNamespace(changed=lambda: (), synchronize=lambda _: None)
-        mesh: Any = SimpleNamespace(everyone=_mesh(plan))
-        super().__init__(trained, buffers, mesh)
-        self.compression: Any = sends
-
-    @property
-    def optimizer(self) -> torch.optim.SGD | None:
-        """What steps the anchors; None: nothing is trained."""
-        return self._sgd
-
-
 class DrySwap(ParameterSwap):
     """What `ParameterSwap` keeps in memory.
 
@@ -172,45 +103,25 @@ class DrySwap(ParameterSwap):
         units: what comes in one after the other.    device_type: of the model.
     """
 
-    def __init__(
-        self, root: nn.Module, units: Iterable[nn.Module], plan: Plan, watch: StorageWatch, device_type: str
-    ) -> None:
-        self._watch = watch
+    def __init__(self, root: nn.Module, units: Iterable[nn.Module], mesh: PlanMesh, device_type: str) -> None:
+        plan = mesh.plan
         kept = plan.swap == "memory" and device_type == "cpu"  # the store is in the same memory
-        group: Any = object() if plan.data > 1 else None  # it gets no message
+        group = mesh.group("replica") if plan.data > 1 else None
         super().__init__(root, units, Host() if kept else _Elsewhere(), group=group)
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's state, as a first step does."""
         self._norms = {value: 1.0 for value in self._number if value.requires_grad}
         for value in self._norms:
-            self._put((self._number[value], "grad"), value.data)
+            self._put((self._number[value], "grad"), torch.empty_like(value))
         self._written()
         self.update(optimizer, 1.0)
-
-    def after_backward(self) -> None:
-        """Nothing changes."""
 
     def _executor(self) -> Executor:
         return _AtOnce()
 
     def _norm(self, _grad: Tensor) -> float:
         return 1.0
-
-    def _average(self, bucket: GradientBucket) -> None:
-        for parameter in bucket.parameters:
-            if parameter in self._norms:
-                self._fetch_gradient(parameter)
-        bucket.fill()
-        for parameter, part in bucket.parts():
-            if parameter in self._norms:
-                self._keep_gradient(parameter, part)
-
-    def _empty(self, tensor: Tensor) -> None:
-        self._watch.leave(tensor)
-
-    def _fill(self, tensor: Tensor) -> None:
-        self._watch.come(tensor, "parameters" if isinstance(tensor, nn.Parameter) else "moments")
 
 
 class _Elsewhere(SpillStorage):

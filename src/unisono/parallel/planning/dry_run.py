@@ -1,13 +1,14 @@
 """A step of each rank without values: what `parallelize` would build, on shapes, and what it keeps in memory.
 
-The tensor axis, the stages, the runtime, autograd, recomputation, the loss and the optimizer are those of a
-run. Messages arrive at once; what the data axis gathers and reduces is counted by dry_units.py.
+The axes, the stages, the runtime, autograd, recomputation, the loss and the optimizer are those of a run. It
+is one rank of a job of PyTorch's fake process group, whose collectives send nothing: see lone_rank.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,23 +20,28 @@ from unisono.errors import UnfitError
 from unisono.parallel.arguments import check_model
 from unisono.parallel.batches import micro_batches, rows_of, sizes
 from unisono.parallel.explained_errors import is_ours
-from unisono.parallel.gradients import local, squared_norm
+from unisono.parallel.gradients import TiedParameter, add_up, local, squared_norm, sums_of
 from unisono.parallel.graph.capture import CaptureError, Recorder
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.noted_call import gpu_attention
 from unisono.parallel.graph.shapes import Shapes, may_be_packed, single_texts
 from unisono.parallel.graph.stage_program import StageProgram, choose_starts
+from unisono.parallel.materialize import Initializer
+from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.optimizers import (
     Parameters,
     chooses_lists,
+    has_cut_parameters,
     optimizers_of,
     refuse_cut_parameters,
+    step,
     steps_parts,
 )
+from unisono.parallel.outer_optimizer import OuterOptimizer
 from unisono.parallel.pipeline.p2p_communication import TensorSpec
 from unisono.parallel.pipeline.program_stage import ProgramStage
 from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
-from unisono.parallel.pipeline.schedule import Action, schedule
+from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
 from unisono.parallel.pipeline.stages import (
     PipelineStages,
     balance,
@@ -46,21 +52,23 @@ from unisono.parallel.pipeline.stages import (
 )
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import kept_in_f32
-from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
+from unisono.parallel.replicated_parameters import ReplicatedParameters, like
+from unisono.parallel.sharded_parameters import TYPES, DataAxis, shard_units
 from unisono.parallel.structure import identity
-from unisono.parallel.unit_hooks import own_memory, recompute
-from unisono.torch_internals.fake import is_about_data
+from unisono.parallel.tensor_parallel import cut_model
+from unisono.torch_internals import fsdp
+from unisono.torch_internals.dtensor import handle_parts
+from unisono.torch_internals.fake import READ, is_about_data
+from unisono.torch_internals.lone_rank import lone_rank
 
-from .dry_axes import DryContext, run_parts, spread_by_chance
-from .dry_replicas import DryCompression, DryMeetings, DryReplicas, DrySwap, NoMessages
-from .dry_units import DryShards, shard_of
+from .dry_axes import DryContext, spread_by_chance
+from .dry_replicas import DryCompression, DrySwap
 from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, StorageWatch, allowed, kernel_memory
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.shapes import Shapes
+    from unisono.parallel.experts.axis import ExpertAxis
     from unisono.parallel.structure import ModelStructure
 
-    from .dry_axes import DryContext
     from .task import TrainingTask
 
 __all__ = ["DryRun"]
@@ -90,7 +98,8 @@ class DryRun:
         self._micro_rows = -(-self.rows // self.parts)
         enough = 2 * plan.stages + 2  # of a pipeline's micro-batches; more are in memory as these are
         run = min(self.parts, -(-enough // plan.pipeline) * plan.pipeline)
-        if plan.schedule == "gpipe":  # all are in memory
+        few, all_ = self._schedule(run), self._schedule(self.parts)
+        if any(few.kept(rank) < all_.kept(rank) for rank in range(plan.pipeline)):
             run = self.parts
         self.sizes = sizes(self.rows, self.parts)[:run]
 
@@ -106,16 +115,21 @@ class DryRun:
             raise UnfitError(
                 f'recompute={plan.recompute!r} would change the buffer "{changed}" twice in a step'
             )
-        shapes = task.shapes()
+        of_stage = self.everyone.ranks // plan.pipeline
+        with lone_rank(rank * of_stage, self.everyone.ranks):
+            return self._peak_on(PlanMesh.of(self.everyone, task.device_type))
+
+    def _peak_on(self, mesh: PlanMesh) -> MemoryPeak:
+        task, plan, shapes = self.task, self.plan, self.task.shapes()
         model = shapes.model
         structure = task.structure(model, shapes.also, staged=plan.pipeline > 1)
         names = {module: path for path, module in model.named_modules()}
         with shapes.mode:
             check_model(model, self.everyone)
-            experts = spread_by_chance(model, plan)
+        experts = spread_by_chance(model, mesh)
         in_pieces = bool(structure.pieces) and plan.context == 1
         single = plan.context == 1 and not may_be_packed(task.inputs_of(task.sample))  # else with masks
-        programs, parted, sums = None, set[nn.Parameter](), set[nn.Parameter]()
+        programs, sums = None, list[TiedParameter]()
         if plan.pipeline > 1 and not in_pieces:
             check_no_cuts(plan, task.model)
             with single_texts(single):
@@ -133,37 +147,40 @@ class DryRun:
             )
             with shapes.mode:
                 regathers = plan.sequence and not plan.recompute
-                parted = run_parts(model, cut, task.device_type, regathers=regathers)
-            sums = {value for name, value in model.named_parameters() if name in cut.sums}
+                cut_model(model, cut, mesh.part("tensor"), regathers=regathers, draws=False)
+            sums = sums_of(cut, {path: path for path, _ in model.named_parameters()}, mesh)
         context = None
         if plan.context > 1:
-            context = DryContext(model, structure.output, plan, task.device_type)
-        self._lower(model, shapes)
+            context = DryContext(model, structure.output, mesh)
         stages = self._stages(model, structure, programs)
-        specs = self._boundaries(stages, shapes)
-        here = list(range(plan.stages)) if plan.pipeline == 1 else self._here(rank)
+        with self._low(model, shapes):
+            specs = self._boundaries(stages, shapes)
         root = model
         if plan.pipeline > 1:
             exact = plan.stages - 1 if plan.low else None
+            here = [stage for stage, there in enumerate(self._schedule(1).rank_of) if there == mesh.stage]
             root = PipelineStages({stage: stages[stage] for stage in here}, exact)
-        own = _RankModel(rank, shapes, root, structure, names, specs, parted, sums, experts, context)
+        own = _RankModel(mesh, shapes, root, structure, names, specs, sums, experts, context)
         with single_texts(single):
             return _DryStep(self, own).peak()
 
-    def _here(self, rank: int) -> list[int]:
-        plan = self.plan
-        rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
-        return [stage for stage, there in enumerate(rank_of) if there == rank]
+    def _schedule(self, micro_batches: int) -> Schedule:
+        return schedule(self.plan.schedule, self.plan.pipeline, micro_batches, self.plan.chunks)
 
-    def _lower(self, model: nn.Module, shapes: Shapes) -> None:
+    @contextmanager
+    def _low(self, model: nn.Module, shapes: Shapes) -> Iterator[None]:
         """Have the parameters in the type of compute."""
-        if not self.plan.low:
-            return
-        exact = {value for module in kept_in_f32(model, self.plan) for value in module.parameters()}
+        low, exact = _low(self.plan), set[nn.Parameter]()
+        if low is not None:
+            exact = {value for module in kept_in_f32(model, self.plan) for value in module.parameters()}
+        changed = [value for value in model.parameters() if low and value.is_floating_point()]
+        before = [(value, value.data) for value in changed if value not in exact]
         with shapes.mode:
-            for parameter in model.parameters():
-                if parameter.is_floating_point() and parameter not in exact:
-                    parameter.data = parameter.data.to(TYPES[self.plan.precision])
+            for value, data in before:
+                value.data = data.to(low)
+            yield
+            for value, data in before:
+                value.data = data
 
     def _stages(
         self, model: nn.Module, structure: ModelStructure, programs: _DryPrograms | None
@@ -205,9 +222,9 @@ class _DryPrograms:
         plan, known, starts = run.plan, dict[int, StageProgram](), None
         for rows in dict.fromkeys(run.sizes):
             copy = Shapes(shapes.model)
-            run._lower(copy.model, copy)  # a model may ask for the type of its parameters
             inputs = run.task.blank_batch(rows, copy)[0]
-            graph = Recorder(copy).run(copy.model, cast(inputs, _low(plan)))
+            with run._low(copy.model, copy):  # a model may ask for the type of its parameters
+                graph = Recorder(copy).run(copy.model, cast(inputs, _low(plan)))
             starts = starts or choose_starts(graph, plan.stages)
             known[rows] = StageProgram(graph, copy.model, starts)
         self._known, self.first = known, known[run.sizes[0]]
@@ -217,7 +234,6 @@ class _DryPrograms:
         return self._known[rows_of([inputs])]
 
 
-DryAxis = DryReplicas | DryShards | DrySwap
 Specs = tuple[TensorSpec, ...]
 
 
@@ -268,46 +284,47 @@ class _DryRuntime(PipelineRuntime):
 
     def _arrived(self, step: Any, action: Action) -> Any:
         self._watch.phase, self._watch.cause = "backward", "temporary"
-        self._watch.numbers = True  # flags of gradients that may be None: all are there
-        found = super()._arrived(step, action)
-        self._watch.numbers = False
-        return found
-
-    def _backward(self, step: Any, action: Action) -> None:
-        super()._backward(step, action)
-        self._units.after_backward()  # type: ignore[union-attr]
-
-    def _inputs(self, step: Any, action: Action) -> None:
-        super()._inputs(step, action)
-        self._units.after_backward()  # type: ignore[union-attr]
+        with self._watch.reading(1.0):  # flags of gradients that may be None: all are there
+            return super()._arrived(step, action)
 
     def _weights(self, step: Any, action: Action) -> None:
         self._watch.phase, self._watch.cause = "backward", "temporary"
         super()._weights(step, action)
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what an error means where there are no values."""
+    try:
+        yield
+    except Exception as error:
+        if is_about_data(error):
+            raise CaptureError(f"a step reads values of tensors: a dry run has none: {error}") from error
+        if isinstance(error, ValueError) and not is_ours(error):  # such as of a BatchNorm of one row
+            raise UnfitError(str(error)) from error
+        raise
+
+
 class _RankModel(NamedTuple):
     """What a rank has of a model without values.
 
     Args:
-        rank: its place in the pipeline.
+        mesh: in which it is a rank whose others are not there.
         root: the model, or its stages.    names: of the model's modules.
         specs: what a stage sends of a micro-batch of so many rows.
-        cut: parameters that the tensor axis cuts.
-        sums: whole ones whose gradients its ranks add up.
-        experts: layers whose parameters fewer ranks hold.
+        sums: whole parameters whose gradients the ranks of the tensor axis add up.
+        experts: layers whose parameters fewer ranks hold; None: there is no such axis.
         context: runs the model on a part of each sequence; None: sequences are whole.
     """
 
-    rank: int
+    mesh: PlanMesh
     shapes: Shapes
     root: Any
     structure: ModelStructure
     names: dict[nn.Module, str]
     specs: dict[tuple[int, int], Specs]
-    cut: set[nn.Parameter]
-    sums: set[nn.Parameter]
-    experts: list[nn.Module]
+    sums: list[TiedParameter]
+    experts: ExpertAxis | None
     context: DryContext | None
 
 
@@ -316,35 +333,32 @@ class _DryStep:
 
     def __init__(self, run: DryRun, here: _RankModel) -> None:
         self._run, self._task, self._plan, self._here = run, run.task, run.plan, here
-        self._shapes, self._root = here.shapes, here.root
-        device, of_stage = run.task.device_type, run.everyone.ranks // run.everyone.pipeline
+        self._shapes, self._root, self._mesh = here.shapes, here.root, here.mesh
+        device = run.task.device_type
         self._on_gpu = run.task.memory_type == "cuda"
         limit = None if run.limit is None else allowed(run.limit)
         self._real = run.task.on_gpu or (self._on_gpu and not env.read().virtual_gpus)
         self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=not self._real))
         self._account = MemoryTracker(CachingAllocator(limit) if self._on_gpu else None, self._watch.place)
         self._watch.account = self._account
-        self._mesh: Any = SimpleNamespace(
-            plan=run.plan,
-            stage=here.rank,
-            axes=SimpleNamespace(device_type=device),
-            group=lambda _: None,
-            peer=lambda _: 0,
-            ranks_of=lambda stage: range(stage * of_stage, (stage + 1) * of_stage),
-        )
         self._messages = _Messages(here.specs, run.sizes, device)
+        self._followed = set[Tensor]()
 
     def peak(self) -> MemoryPeak:
         """Run a step, when the moments are there already."""
+        with self._shapes.mode:
+            self._see_model()
+        units = self._units()
         with self._running():
-            units, held = self._units()
-            optimizers = self._optimizers(units, held)
-            meetings = self._meetings(held)
+            trained = {name: v for name, v in self._root.named_parameters() if v.requires_grad}
+            optimizers = self._optimizers(units, trained)
+            meetings = self._meetings(trained)
         task, run, context = self._task, self._run, self._here.context
         batch = task.blank_batch(run.rows, self._shapes)
         micros = micro_batches(batch, run.parts)[: len(run.sizes)]
         if context is not None:
-            context.follow(self._called(units), None)
+            calls = self._plan.recompute or not isinstance(units, ReplicatedParameters)
+            context.follow(self._here.structure.units if calls else [], None)
             context.confirm(micros, task.counted_loss)
         with self._running():
             self._account.forget_peak()
@@ -353,8 +367,8 @@ class _DryStep:
                     self._watch.see(tensor)
             del batch
             self._step(units, micros)
-            self._watch.phase, self._watch.cause, self._watch.numbers = "update", "temporary", True
-            self._update(units, optimizers, held)
+            self._watch.phase, self._watch.cause, self._watch.numbers = "update", "temporary", READ
+            self._update(units, optimizers, trained)
             if meetings is not None:
                 self._watch.phase = "meeting"
                 meetings.meet()
@@ -363,22 +377,12 @@ class _DryStep:
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
-        try:
-            with self._shapes.mode, self._watch, gpu_attention(on_gpu=self._real):
-                yield
-        except Exception as error:
-            if is_about_data(error):
-                raise CaptureError(f"a step reads values of tensors: a dry run has none: {error}") from error
-            if isinstance(error, ValueError) and not is_ours(error):  # such as of a BatchNorm of one row
-                raise UnfitError(str(error)) from error
-            raise
+        with (
+            _explained(), self._shapes.mode, self._watch.seeing(), gpu_attention(on_gpu=self._real)
+        ):  # fmt: skip
+            yield
 
-    def _called(self, units: DryAxis) -> list[nn.Module]:
-        """The units that a program calls."""
-        calls = self._plan.recompute or not isinstance(units, DryReplicas)
-        return self._here.structure.units if calls else []
-
-    def _step(self, units: DryAxis, micros: list[Any]) -> None:
+    def _step(self, units: DataAxis, micros: list[Any]) -> None:
         plan = self._plan
         weights = [1.0 / len(micros)] * len(micros)
         work = StepInput(micros, weights, self._task.counted_loss, float(plan.data), counts=self._task.counts)
@@ -387,112 +391,112 @@ class _DryStep:
         runtime.context = self._here.context
         runtime.run(schedule(plan.schedule, plan.pipeline, len(micros), plan.chunks), work)
 
-    def _update(self, units: DryAxis, optimizers: list[Any], held: dict[str, nn.Parameter]) -> None:
+    def _update(self, units: DataAxis, optimizers: list[Any], trained: dict[str, nn.Parameter]) -> None:
         """Add up over the tensor axis what its ranks have parts of, and step."""
-        if isinstance(units, DrySwap):
-            for optimizer in optimizers:
-                units.update(optimizer, 1.0)
-            return
-        if isinstance(units, DryShards):
-            self._give(held)
-        added = [held[name] for name, value in self._root.named_parameters() if value in self._here.sums]
-        parts = [local(value.grad).flatten() for value in added if value.grad is not None]
-        if parts:
-            torch.cat(parts)
-        del parts
-        if self._plan.clip is not None or self._plan.precision == "fp16":
-            squared_norm({name: value for name, value in held.items() if value.requires_grad}, (), self._mesh)
+        add_up(trained, self._here.sums)
+        if not isinstance(units, DrySwap) and (self._plan.clip is not None or self._plan.precision == "fp16"):
+            squared_norm(trained, (), self._mesh)
         for optimizer in optimizers:
-            optimizer.step()
+            if isinstance(units, DrySwap):
+                units.update(optimizer, 1.0)
+            else:
+                step(optimizer, cut=has_cut_parameters(trained.values()))
 
-    def _units(self) -> tuple[DryAxis, dict[str, nn.Parameter]]:
-        """The data axis, and what the optimizer gets."""
-        plan, root, watch = self._plan, self._root, self._watch
-        inside = set(root.modules())
-        given = [unit for unit in self._here.structure.units if unit in inside]
-        own = own_units(root, given)
-        exact = [module for module in kept_in_f32(self._shapes.model, plan) if module in inside]
-        replicas = plan.zero == 0 and not plan.low
-        experts = [layer for layer in self._here.experts if layer in inside]
-        spread = {value for layer in experts for value in layer.parameters()}
+    @property
+    def _replicas(self) -> bool:
+        """Whether the model's own parameters are what a rank keeps."""
+        return self._plan.zero == 0 and not self._plan.low
+
+    def _see_model(self) -> None:
+        root, watch = self._root, self._watch
         watch.follow(root, self._here.names)
-        for module in [*own, *exact, *experts, root] if plan.tensor > 1 or not replicas else ():
-            module.register_forward_hook(own_memory)
-        for unit in own if plan.recompute else ():
-            recompute(unit, selective=plan.recompute == "selective", draws=False)
         with watch.labelled("parameters"):
             for buffer in root.buffers():
                 watch.see(buffer)
-            named = held = dict(root.named_parameters())
-            for value in named.values():
-                watch.see(value, counts=replicas and plan.swap is None)
-                if not value.requires_grad:
-                    continue
-                value.register_post_accumulate_grad_hook(
-                    lambda value: watch.relabel(value.grad, "gradients") if value.grad is not None else None
-                )
-            if not replicas:
-                held = {name: self._shard(value, spread) for name, value in named.items()}
-        if plan.swap is not None:
-            return DrySwap(root, given, plan, watch, self._task.memory_type), held
-        if replicas:
-            return DryReplicas(root, plan, watch, spread, self._compression(plan)), held
-        alone = apart(root, exact)
-        covered = {part for module in alone for part in module.modules()}
-        outer = [unit for unit in gathered_units(root, own, plan) if unit not in covered]
-        return DryShards(root, outer, alone, plan, watch, experts=experts, fused=self._real), held
+            for value in root.parameters():
+                watch.see(local(value.detach()), counts=self._replicas and self._plan.swap is None)
+                if value.requires_grad:
+                    value.register_post_accumulate_grad_hook(self._note_gradient)
 
-    def _compression(self, plan: Plan) -> NoMessages:
-        """How gradients of a plan, or its differences, are sent."""
+    def _units(self) -> Any:
+        """The data axis."""
+        plan, root, watch = self._plan, self._root, self._watch
+        inside = set(root.modules())
+        made: Any = None
+        units = [unit for unit in self._here.structure.units if unit in inside]
+        if plan.swap is not None:
+            with self._running(), watch.labelled("parameters"):
+                made = DrySwap(root, units, self._mesh, self._task.memory_type)
+        elif self._replicas:
+            with self._running(), watch.labelled("buffers"):
+                made = self._shard(units)
+            made.compression = self._compression(plan)
+        else:
+            with _explained():  # its meshes have values
+                made = self._shard(units)
+            labels = partial(watch.labelled, "gathered"), partial(watch.labelled, "buffers")
+            fsdp.observe(root, *labels, self._follow, self._note_gradient)
+            with self._shapes.mode, watch.labelled("parameters"):
+                for value in root.parameters():
+                    watch.see(local(value.detach()))
+        made.finish = watch.reading(1.0)(made.finish)  # all ranks have used what this one has
+        return made
+
+    def _shard(self, units: list[nn.Module]) -> Any:
+        model, plan = self._shapes.model, self._plan
+        made: Any = shard_units(
+            self._root, units, self._mesh, last=plan.pipeline == 1, initial=Initializer(model),
+            exact=kept_in_f32(model, plan), experts=self._here.experts,
+        )  # fmt: skip
+        return made
+
+    def _follow(self, copy: Tensor) -> None:
+        """Note the gradient of a gathered copy of a parameter."""
+        if copy.requires_grad and copy not in self._followed:
+            self._followed.add(copy)
+            copy.register_post_accumulate_grad_hook(self._note_gradient)
+
+    def _note_gradient(self, value: Tensor) -> None:
+        if value.grad is not None:
+            self._watch.relabel(local(value.grad), "gradients")
+
+    def _compression(self, plan: Plan) -> DryCompression | None:
+        """How gradients of a plan, or its differences, are sent; None: as they are."""
         if plan.compression is None or plan.copies == 1:
-            return NoMessages()
-        inside = {value for value in self._root.parameters() if value.requires_grad}
+            return None
         named = {
             f"{path}.{leaf}".lstrip("."): value
             for module, path in self._here.names.items()
             for leaf, value in module._parameters.items()
-            if value is not None and value in inside
+            if value is not None and value.requires_grad and value in set(self._root.parameters())
         }
         ranks = plan.copies if plan.local_steps is None else plan.copies // plan.shards
         return DryCompression(plan.compression, named, ranks, self._watch)
 
-    def _shard(self, value: nn.Parameter, spread: set[nn.Parameter]) -> nn.Parameter:
-        """What this rank keeps. `spread`: parameters that fewer ranks hold."""
-        parts = (self._plan.of_experts() if value in spread else self._plan).sharers
-        shape = shard_of(value.shape, parts) if self._plan.zero else value.shape
-        dtype = torch.float32 if value.is_floating_point() else value.dtype
-        made = torch.empty(shape, dtype=dtype, device=value.device)
-        return nn.Parameter(made, requires_grad=value.requires_grad)
-
-    def _give(self, held: dict[str, nn.Parameter]) -> None:
-        """What was reduced, which is counted already, as gradients."""
-        for value in held.values():
-            if value.requires_grad:
-                value.grad = local(value).detach().view(-1).view(value.shape)  # no memory of its own
-
-    def _optimizers(self, units: DryAxis, held: dict[str, nn.Parameter]) -> list[Any]:
+    def _optimizers(self, units: DataAxis, trained: dict[str, nn.Parameter]) -> list[Any]:
         """Make the optimizers, and their state."""
-        watch, trained = self._watch, {name: value for name, value in held.items() if value.requires_grad}
+        watch, cut = self._watch, has_cut_parameters(trained.values())
         if not trained:
             return []
-        with watch.labelled("moments"):
+        if cut:
+            handle_parts()
+        with watch.labelled("moments"), watch.reading(READ):
             given = Parameters(trained)
             made = self._task.optimizer(given)  # some make their state at once
             optimizers = optimizers_of(made, given, swap=isinstance(units, DrySwap))
-            for optimizer in optimizers if any(self._is_cut(value) for value in trained.values()) else ():
-                refuse_cut_parameters(optimizer)
-            watch.numbers = True
-            if not isinstance(units, DrySwap):
-                self._give(held)
+            for value in trained.values() if not isinstance(units, DrySwap) else ():
+                mine = local(value.detach())
+                value.grad = like(mine.view(-1).view(mine.shape), value)  # no memory of its own
             for optimizer in optimizers:
+                if cut:
+                    refuse_cut_parameters(optimizer)
                 self._together(optimizer)
-                units.begin(optimizer) if isinstance(units, DrySwap) else self._make_state(optimizer)
-            watch.numbers = False
+                units.begin(optimizer) if isinstance(units, DrySwap) else self._make_state(optimizer, cut=cut)
         for value in trained.values():
             value.grad = None
         return optimizers
 
-    def _make_state(self, optimizer: Any) -> None:
+    def _make_state(self, optimizer: Any, *, cut: bool) -> None:
         """The first step, whose peak does not count. Without values PyTorch's loops take far longer than its
         kernels of lists, which make the same state.
         """
@@ -501,21 +505,25 @@ class _DryStep:
             optimizer.param_groups = [
                 {**group, "foreach": True} if chooses_lists(optimizer, group) else group for group in groups
             ]
-        optimizer.step()
+        try:
+            step(optimizer, cut=cut)
+        except RuntimeError as error:
+            if is_ours(error):  # PyTorch has no rule for an operation of it on DTensors
+                raise UnfitError(str(error)) from error
+            raise
         optimizer.param_groups = groups
 
-    def _meetings(self, held: dict[str, nn.Parameter]) -> DryMeetings | None:
+    def _meetings(self, trained: dict[str, nn.Parameter]) -> OuterOptimizer | None:
         """Make what replicas that train on their own keep, and its state; None: gradients are averaged."""
         if self._run.everyone.local_steps is None:
             return None
-        watch, trained = self._watch, {name: value for name, value in held.items() if value.requires_grad}
-        with watch.labelled("moments"):
-            watch.numbers = True
-            meetings = DryMeetings(trained, self._run.everyone, self._compression(self._run.everyone))
-            if meetings.optimizer is not None:
-                self._together(meetings.optimizer, plain=True)
+        buffers: Any = SimpleNamespace(changed=lambda: (), synchronize=lambda _: None)
+        with self._watch.labelled("moments"), self._watch.reading(READ):
+            meetings = OuterOptimizer(trained, buffers, self._mesh)
+            meetings.compression = self._compression(self._run.everyone)  # type: ignore[assignment]
+            if meetings.sgd is not None:
+                self._together(meetings.sgd, plain=True)
             meetings.meet()
-            watch.numbers = False
         return meetings
 
     def _together(self, optimizer: Any, *, plain: bool = False) -> None:
@@ -526,12 +534,10 @@ class _DryStep:
         groups = []
         for group in optimizer.param_groups:
             for cut in (False, True):  # DTensors are in no list with others, and none by default
-                alike = [each for each in group["params"] if (not plain and self._is_cut(each)) is cut]
+                alike = [
+                    each for each in group["params"] if (not plain and has_cut_parameters([each])) is cut
+                ]
                 lists = {"foreach": not cut} if chooses_lists(optimizer, group) else {}
                 if alike:
                     groups.append({**group, "params": alike, **lists})
         optimizer.param_groups = groups
-
-    def _is_cut(self, value: nn.Parameter) -> bool:
-        """Whether a run has a DTensor in its place."""
-        return self._plan.zero > 0 or self._plan.low or value in self._here.cut

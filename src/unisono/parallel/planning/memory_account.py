@@ -22,8 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from unisono.parallel.graph.containers import tensors_in
 from unisono.torch_internals import autograd
+from unisono.torch_internals.dtensor import finding_shapes_within
 from unisono.torch_internals.fake import OperatorMode, memory_of, number_read
 
 __all__ = [
@@ -247,6 +250,8 @@ class MemoryTracker:
         self.parts[charge.cause] -= charge.nbytes
         self.parts[cause] += charge.nbytes
         charge.cause = cause
+        if self._at is not None and self.total == self._peak:
+            self._at = dict(self.parts), self._at[1]
 
     def forget_peak(self) -> None:
         """Look for the peak from here on."""
@@ -261,8 +266,8 @@ class MemoryTracker:
         return MemoryPeak(self._peak, parts, place, reserved, exceeded)
 
 
-KernelMemory = Callable[..., int]
-"""(result, *arguments) -> bytes."""
+KernelMemory = Callable[..., int | list[int]]
+"""(result, *arguments) -> bytes, or those of several tensors that are there at once."""
 
 MULTIPROCESSORS, THREADS = 132, 2048
 """Of the largest GPUs, and of each of them; a smaller one takes less."""
@@ -369,7 +374,29 @@ def kernel_memory(*, on_gpu: bool, virtual: bool) -> dict[str, KernelMemory]:
     Args:
         on_gpu: the operators run on a GPU.    virtual: which is in host memory, and has no kernels of cuDNN.
     """
-    return {**ANYWHERE, **(ON_GPU if on_gpu else {}), **(REAL if on_gpu and not virtual else {})}
+    real = on_gpu and not virtual
+
+    def copies(_made: Any, grads: Sequence[Tensor], _dim: int, parts: int, into: Tensor) -> list[int]:
+        return copy_in(grads, parts, into.dtype, fused=real)
+
+    reducing = dict.fromkeys(("fsdp::chunk_cat", "fsdp::chunk_cat_mixed_dtype"), copies)
+    return {**ANYWHERE, **reducing, **(ON_GPU if on_gpu else {}), **(REAL if real else {})}
+
+
+class _HiddenOperators:
+    """A context, which may be entered again. It is true within."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def __bool__(self) -> bool:
+        return self._depth > 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
 
 
 HERE = os.path.dirname(__file__) + os.sep
@@ -386,27 +413,38 @@ class StorageWatch(OperatorMode):
         account: takes the charges. Its `where` is this object's `place`.
         cause: of what is made now.
         phase: of the step.
-        numbers: a number that is read from a tensor is 1, or 0.5; otherwise such a program raises.
+        numbers: a number that is read from a tensor is 1, or this one; None: such a program raises.
     """
 
     def __init__(self, device_type: str, inside: dict[str, KernelMemory]) -> None:
         super().__init__()
         self._inside = inside
         self.account: Any = None
-        self.cause, self.phase, self.numbers = "temporary", "", False
+        self.cause, self.phase = "temporary", ""
+        self.numbers: float | None = None
         self._device_type = device_type
         self._charges: dict[int, Charge | None] = {}  # of a storage, by its address; None: it is not counted
+        self._streams: dict[Any, int] = {}
+        self._hidden = _HiddenOperators()
         self._ends: dict[int, Any] = {}
         self._modules: list[str] = []
         self._places: dict[int, tuple[str, str]] = {}  # number of an autograd function -> module, line
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.numbers and (number := number_read(func, args)) is not None:
+        if self._hidden:
+            return func(*args, **(kwargs or {}))
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its operators on parts come next
+        if self.numbers is not None and (number := number_read(func, args, self.numbers)) is not None:
             return number
-        output = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
         inside = self._inside.get(func.name())
-        if inside is not None and args[0].device.type == self._device_type:
-            self.account.release(self.account.charge(inside(output, *args), "temporary"))
+        if inside is not None and next(tensors_in(args)).device.type == self._device_type:
+            taken = inside(output, *args, *kwargs.values())
+            taken = taken if isinstance(taken, list) else [taken]
+            for charge in [self.account.charge(nbytes, "temporary") for nbytes in taken]:
+                self.account.release(charge)
         if isinstance(output, Tensor):
             self.see(output)
         elif isinstance(output, (tuple, list)):
@@ -424,7 +462,7 @@ class StorageWatch(OperatorMode):
         storage, key = memory_of(tensor)
         if key in self._charges:
             return
-        charge = self.account.charge(storage.nbytes(), self.cause) if counts else None
+        charge = self.account.charge(storage.nbytes(), self.cause, self._stream()) if counts else None
         self._charges[key] = charge
         self._ends[key] = weakref.ref(storage, lambda _: self._end(key))
 
@@ -434,25 +472,51 @@ class StorageWatch(OperatorMode):
         if charge is not None:
             self.account.relabel(charge, cause)
 
-    def leave(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor no more: a run frees its memory, and keeps the tensor."""
-        key = memory_of(tensor)[1]
-        charge = self._charges.get(key)
-        if charge is not None:
-            self._charges[key] = None
-            self.account.release(charge)
+    def _stream(self) -> int:
+        """The number of the stream on which operators run now."""
+        stream = torch.get_device_module(self._device_type).current_stream()
+        return self._streams.setdefault(stream, len(self._streams))
 
-    def come(self, tensor: Tensor, cause: str) -> None:
-        """Count the storage of a tensor that has left: it has memory again."""
-        storage, key = memory_of(tensor)
-        if self._charges[key] is None and tensor.device.type == self._device_type:
-            self._charges[key] = self.account.charge(storage.nbytes(), cause)
+    @contextmanager
+    def seeing(self) -> Iterator[None]:
+        """See a step: also storages whose memory is freed and taken again, those of `fully_shard` and of
+        swapping. What PyTorch computes to find shapes of DTensors is none of it.
+        """
+        kind: Any = torch.UntypedStorage
+        own, plain = vars(kind).get("resize_"), kind.resize_
+
+        def resize(storage: Any, nbytes: int) -> Any:
+            charge = self._charges.get(storage._cdata)
+            found = plain(storage, nbytes)
+            if charge is not None:
+                self.account.release(charge)
+                self._charges[storage._cdata] = self.account.charge(nbytes, charge.cause, self._stream())
+            return found
+
+        kind.resize_ = resize
+        try:
+            with self, finding_shapes_within(self._hidden):
+                yield
+        finally:
+            if own is None:
+                del kind.resize_
+            else:
+                kind.resize_ = own
 
     def _end(self, key: int) -> None:
         charge = self._charges.pop(key, None)
         self._ends.pop(key, None)
         if charge is not None:
             self.account.release(charge)
+
+    @contextmanager
+    def reading(self, number: float) -> Iterator[None]:
+        """Have programs read this number."""
+        before, self.numbers = self.numbers, number
+        try:
+            yield
+        finally:
+            self.numbers = before
 
     @contextmanager
     def labelled(self, cause: str) -> Iterator[None]:
