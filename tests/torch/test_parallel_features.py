@@ -1,6 +1,8 @@
 """What plans promise beside the losses. Checks of parallel/run_features.py and others, on two ranks."""
 
 import ast
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ from loops import each
 from unisono.parallel import Plan
 
 MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_calls")
-MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls", "written_models")
+MODULES += ("tensor_cuts", "model_traces", "outside_programs", "program_stages")
+TABLES = ("tensor_table", "hugging_face_table", "model_table", "parameter_table", "structure_table")
+TABLES += ("stage_table", "gradient_table", "call_table")
 MODULES += (
     "outside_steps",
     "partial_writes",
@@ -25,8 +29,7 @@ MODULES += (
 )
 LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
 LOOP += ("batch_kinds", "autocasts", "loaders", "optimizer_scopes", "loss_means")
-STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused_parameters")
-STAGES += ("unfrozen_operators", "model_structures")
+STAGES = ("fused_saves", "program_axes")
 
 
 # Each of their checks has processes of its own: they end process groups, or limit the memory of a process.
@@ -34,15 +37,14 @@ ALONE = ("errors", "swaps")
 
 
 def checks_of(module: str) -> list[str]:
-    """Name every check in a module of parallel/."""
-    return [
-        node.name
-        for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
-    ]
+    """Name every check and every row in a module of parallel/."""
+    text = (suite.HERE / "parallel" / f"{module}.py").read_text()
+    checks = [one.name for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
+    rows = importlib.import_module(f"parallel.{module}").ROWS if "\nROWS" in text else ()
+    return [*rows, *(name for name in checks if name.startswith("check_"))]
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [*TABLES, *MODULES])
 def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str) -> None:
     run_checks(forks, tmp_path, module, ranks=4 if module == "errors" else 2)
 
@@ -98,20 +100,19 @@ def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str)
     run_checks(forks, tmp_path, module, ranks=4 if module == "context_axes" else 2)
 
 
-SHORT = ("check_short", "check_what_is_refused")
-COMBINED = [(module, check) for module in ("combined_axes", "combined_lists") for check in checks_of(module)]
+COMBINED = checks_of("combined_table")
+SHORT = [check for check in COMBINED if check.startswith("short")]
 
 
-@each(("module", "check"), [pair for pair in COMBINED if pair[1] in SHORT])
-def test_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_checks(forks, tmp_path, module, [check], ranks=4)
+def test_axes_together(forks: suite.Forks, tmp_path: Path) -> None:
+    run_checks(forks, tmp_path, "combined_table", SHORT, ranks=4)
 
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize(("module", "check"), [pair for pair in COMBINED if pair[1] not in SHORT])
-def test_all_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_checks(forks, tmp_path, module, [check], ranks=4)
+@pytest.mark.parametrize("check", [check for check in COMBINED if check not in SHORT])
+def test_all_axes_together(forks: suite.Forks, tmp_path: Path, check: str) -> None:
+    run_checks(forks, tmp_path, "combined_table", [check], ranks=4)
 
 
 @pytest.mark.parametrize("module", STAGES)
@@ -125,7 +126,7 @@ def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str) ->
     [
         ("accumulations", ["check_calls_add_up_to_one_batch"]),
         ("batch_norms", ["check_losses_are_those_of_one_process", "check_networks_of_images"]),
-        ("unfrozen_axes", ["check_losses_are_those_of_one_process"]),
+        ("unfrozen", ["check_losses_are_those_of_one_process"]),
     ],
 )
 def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str]) -> None:
@@ -147,7 +148,7 @@ def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str) -> None
 
 
 def test_sequences_that_tensor_ranks_share(forks: suite.Forks, tmp_path: Path) -> None:
-    run_checks(forks, tmp_path, "sequences", ["check_a_short_training"], ranks=2)
+    run_checks(forks, tmp_path, "sequences", ["short", "short: no positions"], ranks=2)
 
 
 @pytest.mark.sweep
@@ -171,14 +172,16 @@ ELSEWHERE = {
 def test_every_module_of_checks_is_run() -> None:
     """A list of modules that no test uses runs nothing."""
     folder = suite.HERE / "parallel"
-    modules = {path.stem for path in folder.glob("*.py") if "\ndef check_" in path.read_text()}
+    modules = {
+        path.stem for path in folder.glob("*.py") if re.search(r"^def check_|^ROWS", path.read_text(), re.M)
+    }
     run = {
         case["module"]
         for test in globals().values()
         for case in getattr(test, "cases", ())
         if "module" in case
     }
-    run |= {*MODULES, *LOOP, *STAGES, *(module for module, _ in COMBINED)}
+    run |= {*TABLES, *MODULES, *LOOP, *STAGES, "combined_table"}
     assert modules - run == set(ELSEWHERE)
     for module, test in ELSEWHERE.items():
         assert module in (suite.HERE / test).read_text(), module

@@ -11,8 +11,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.plain_training import adamw, apart, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import adamw, apart, begun, seeded
 
 LOW = torch.bfloat16
 EXACT = (
@@ -97,7 +96,7 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
         far = 1e-5 if plan in EXACT else 5e-2
         wanted, norms, outputs = alone(given, plan.data * plan.micro_batches)
         whole = up.Plan(**{**vars(plan), "precision": "autocast", "clip": 1e9})
-        run = up.parallelize(seeded(Model), whole, optimizer=adamw, loss=loss, sample=given[0][0])
+        run = begun(whole, Model, loss, sample=given[0][0])
         mine, found = list(run.shard(given)), []
         for batch, norm in zip(mine, norms, strict=True):
             found.append(run.step(batch))
@@ -119,7 +118,7 @@ def check_autocast_of_the_caller(folder: Path) -> None:
     """A loop that has its own is as before."""
     given = batches(2)
     wanted, *_ = alone(given, 2)
-    run = up.parallelize(seeded(Model), up.Plan(data=2), optimizer=adamw, loss=loss)
+    run = begun(up.Plan(data=2), Model, loss)
     found = []
     for batch in run.shard(given):
         with torch.autocast("cpu", LOW):  # which keeps casts of weights until its end
@@ -204,7 +203,3 @@ def check_what_does_not_go_with_it(folder: Path) -> None:
         up.plan(Model(), sample=(x, y), ranks=2, optimizer=adamw, loss=loss, precision="autocast")
     with pytest.raises(ValueError, match="precision='autocast' is not priced"):
         up.StepPredictor(Model(), (x, y), loss=loss).forecast(up.Plan(data=2, precision="autocast"))
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

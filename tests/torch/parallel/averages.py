@@ -14,8 +14,7 @@ from parallel import models
 from parallel.accumulations import shared
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
-from parallel.plain_training import adamw, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import adamw, begun, seeded
 
 DECAY = 0.8
 PLANS = (
@@ -43,7 +42,7 @@ def alone(make: Any, given: Any) -> tuple[nn.Module, AveragedModel]:
 
 
 def made(make: Any, plan: up.Plan) -> up.Run:
-    return up.parallelize(seeded(make), plan, optimizer=adamw, loss=functional.cross_entropy)
+    return begun(plan, make)
 
 
 def trained(run: up.Run, given: Any, ema: up.EMA) -> None:
@@ -177,7 +176,3 @@ def check_wrong_use_is_named(folder: Path) -> None:
     run.step(batch)
     with ema.applied(), pytest.raises(RuntimeError, match="averages are in place"), ema.applied():
         pass
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -14,8 +14,7 @@ from effort import swept
 from parallel import models
 from parallel.accumulations import shared
 from parallel.kept_buffers import spread_of
-from parallel.plain_training import adamw, apart, same, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import adamw, apart, begun, same, seeded
 
 SYNC: dict[str, Any] = {"sync_batch_norm": True}
 PLANS = (
@@ -92,7 +91,7 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
         if plan.pipeline == 1 and plan.tensor == 1:
             assert apart(run) == 0
             alone(models.vector_batches(6, 9)[0][0])
-            first = up.parallelize(seeded(flat), plan, optimizer=adamw, loss=functional.cross_entropy)
+            first = begun(plan, flat)
             for batch in first.shard(models.vector_batches(1, 9)):
                 first.step(batch)
             for name, value in first.model.named_buffers():
@@ -119,12 +118,8 @@ def check_networks_of_images(folder: Path) -> None:
 
 def check_pytorchs_own_class(folder: Path) -> None:
     """A model with nn.SyncBatchNorm runs on CPUs, too."""
-    wanted = up.parallelize(
-        seeded(on_cpu(resnet)), up.Plan(data=2, **SYNC), optimizer=adamw, loss=functional.cross_entropy
-    )
-    run = up.parallelize(
-        seeded(resnet), up.Plan(data=2, **SYNC), optimizer=adamw, loss=functional.cross_entropy
-    )
+    wanted = begun(up.Plan(data=2, **SYNC), on_cpu(resnet))
+    run = begun(up.Plan(data=2, **SYNC), resnet)
     for batch in run.shard(models.image_batches(2, 8)):
         assert run.step(batch) == wanted.step(batch)
     run.model.eval()
@@ -203,9 +198,7 @@ def check_wrong_use_is_named(folder: Path) -> None:
         up.Plan(data=2, buffers="mine")
     with pytest.raises(ValueError, match="a newcomer has none"):
         up.Plan(data=2, buffers="own", elastic=True)
-    run = up.parallelize(
-        seeded(flat), up.Plan(data=2, **SYNC), optimizer=adamw, loss=functional.cross_entropy
-    )
+    run = begun(up.Plan(data=2, **SYNC), flat)
     with pytest.raises(ValueError, match=r"expected 2D or 3D input \(got 4D input\)"):
         run.step((torch.ones(4, 1, 1, 16), torch.zeros(4, dtype=torch.int64)))
     capture = up.capture(run.model, torch.ones(4, 16))  # it sends nothing
@@ -216,10 +209,7 @@ def check_buffers_of_the_first_rank_or_each_ones_own(folder: Path) -> None:
     batches = models.vector_batches(3, 8)
     for kind in ("first", "own"):
         for zero in (0, 2):
-            run = up.parallelize(
-                seeded(flat), up.Plan(data=2, zero=zero, buffers=kind), optimizer=adamw,
-                loss=functional.cross_entropy,
-            )  # fmt: skip
+            run = begun(up.Plan(data=2, zero=zero, buffers=kind), flat)
             mine = seeded(flat)
             (batch,) = run.shard(batches[:1])
             run.step(batch)
@@ -235,12 +225,6 @@ def check_buffers_of_the_first_rank_or_each_ones_own(folder: Path) -> None:
             run.save(where)
             assert torch.equal(kept, run.model[1].running_mean)
             dist.broadcast(kept, 0)
-            again = up.parallelize(
-                seeded(flat), up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy
-            )
+            again = begun(up.Plan(data=2), flat)
             again.load(where)
             assert torch.equal(again.model[1].running_mean, kept), kind
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

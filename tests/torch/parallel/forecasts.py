@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import unisono.parallel as up
 from parallel import models
-from parallel.run_features import adamw, in_group, made
+from parallel.run_features import adamw, made
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.parallel.calibration.operators import call_of
 from unisono.parallel.costs.forecast import ForecastCheck
@@ -216,7 +216,3 @@ def check_a_step_as_forecast_is_not_told(folder: Path) -> None:
         losses = [check.step(lambda: 3.0) for _ in range(7)]
     assert losses == [3.0] * 7
     assert check.done
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from effort import SWEEP
-from parallel.plain_training import adamw, alone, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import alone, begun
 
 WIDTH = 16
 TENSOR, ZERO, DATA = up.Plan(tensor=2), up.Plan(data=2, zero=3), up.Plan(data=2)
@@ -47,7 +46,7 @@ def batches(count: int) -> list[Any]:
 def made(plan: up.Plan) -> up.Run:
     given = batches(1)[0][0]
     plan = dataclasses.replace(plan)
-    return up.parallelize(seeded(Fused), plan, optimizer=adamw, loss=functional.cross_entropy, sample=given)
+    return begun(plan, Fused, sample=given)
 
 
 def check_any_plan_continues_any_other(folder: Path) -> None:
@@ -70,7 +69,3 @@ def check_any_plan_continues_any_other(folder: Path) -> None:
             far = max(abs(a - b) for a, b in zip(losses, wanted[3:], strict=True))
             print(f"{first} -> {second}: {far:.1e}", flush=True)
             assert far < 1e-5, (first, second, losses, wanted)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

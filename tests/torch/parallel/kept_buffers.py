@@ -7,12 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.plain_training import adamw, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import begun, seeded
 
 PLANS = (
     up.Plan(data=2), up.Plan(data=2, zero=1), up.Plan(data=2, zero=3), up.Plan(data=2, micro_batches=2),
@@ -42,7 +40,7 @@ def normed() -> nn.Module:
 
 
 def made(plan: up.Plan, make: Any = normed) -> up.Run:
-    return up.parallelize(seeded(make), plan, optimizer=adamw, loss=functional.cross_entropy)
+    return begun(plan, make)
 
 
 def check_running_statistics_are_averaged(folder: Path) -> None:
@@ -151,7 +149,3 @@ def check_every_stage_keeps_its_own(folder: Path) -> None:
     here = [name for name, p in run.model.named_parameters() if not p.is_meta]
     if any(name.startswith("2.") for name in here):
         torch.testing.assert_close(run.model[2].running_mean, alone[2].running_mean, rtol=1e-5, atol=1e-5)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

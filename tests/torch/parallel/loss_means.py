@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel.run_features import in_group
 
 PLANS = (
     up.Plan(data=2),
@@ -289,7 +288,3 @@ def check_shard_compares_its_plain_inputs(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"shard\(Linear\): plain tensors count as replicated"):
         torch.manual_seed(0)
         up.shard(nn.Linear(4, 4), ((1, 1), (2, 1), (2,)))(x)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

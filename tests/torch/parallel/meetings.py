@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.run_features import in_group, whole
+from parallel.run_features import whole
 
 STEPS, ROWS = 7, 8
 Batches = list[tuple[Tensor, Tensor]]
@@ -250,7 +250,3 @@ def check_an_error_in_one_replica_ends_the_run_of_all(folder: Path) -> None:
     assert "this run cannot be used any more: rank 0 raised" in str(seen.value) or dist.get_rank() == 0
     with pytest.raises(RuntimeError, match="rank 0 raised"):
         run.step(first)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel.run_features import in_group, whole
+from parallel.run_features import whole
 from unisono.parallel.optimizer_scope import scope_of
 
 DATA, ZERO, TENSOR = up.Plan(data=2), up.Plan(data=2, zero=3), up.Plan(tensor=2)
@@ -319,7 +319,3 @@ def check_hooks_and_steps_in_place_of_the_class(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         under(STAGES, scheduled).step(batches()[0])
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -13,7 +13,6 @@ from torch.nn import functional, init
 import unisono.parallel as up
 from parallel import models
 from parallel.plain_training import adamw, seeded
-from parallel.run_features import in_group
 
 DATA, TENSOR = up.Plan(data=2), up.Plan(tensor=2)
 ZERO1, ZERO2, ZERO3 = (up.Plan(data=2, zero=zero) for zero in (1, 2, 3))
@@ -385,7 +384,3 @@ def check_a_parameter_that_the_model_returns(folder: Path) -> None:
         run = made(plan, Returns, loss=Returns.loss)
         found = [run.step(batch) for batch in run.shard(rows())]
         assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) < 1e-5, (plan, found, wanted)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -13,9 +13,8 @@ import unisono.parallel as up
 from parallel import models, sweep
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
-from parallel.plain_training import adamw, seeded
+from parallel.plain_training import begun, seeded
 from parallel.predictions import PLANS, close, trained
-from parallel.run_features import in_group
 
 TEXT_PLANS = (
     up.Plan(data=2), up.Plan(data=2, zero=3), up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2),
@@ -32,7 +31,7 @@ def shared(folder: Path) -> Path:
 def run_of(plan: up.Plan, make: Any, batches: list[Any], loss: Any) -> up.Run:
     """Trained on batches."""
     sample = batches[0][0] if plan.tensor > 1 or make is Fused else None
-    run = up.parallelize(seeded(make), plan, optimizer=adamw, loss=loss, sample=sample)
+    run = begun(plan, make, loss, sample=sample)
     for batch in run.shard(batches):
         run.step(batch)
     return run
@@ -203,7 +202,7 @@ def check_adapters_of_peft(folder: Path) -> None:
     batches = [{"input_ids": x, "labels": x} for x, _ in texts]
     losses = []
     for plan in (up.Plan(), *TEXT_PLANS)[1:]:
-        run = up.parallelize(seeded(lora), plan, optimizer=adamw, loss=None, sample=batches[0])
+        run = begun(plan, lora, None, sample=batches[0])
         losses.append([run.step(batch) for batch in run.shard(batches)])
         assert max(abs(a - b) for a, b in zip(losses[0], losses[-1], strict=True)) < 1e-5, (plan, losses)
         run.save_pretrained(place)
@@ -215,7 +214,3 @@ def check_adapters_of_peft(folder: Path) -> None:
         for name, value in wanted.state_dict().items():
             assert torch.equal(again.state_dict()[name], value) or "lora" not in name, name
         dist.barrier()
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -13,9 +13,9 @@ import unisono.parallel as up
 from parallel import sweep
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
-from parallel.plain_training import adamw, seeded
-from parallel.program_stages import PIPELINE, Skips, batches, loss
-from parallel.run_features import in_group
+from parallel.model_table import PIPELINE
+from parallel.plain_training import adamw, begun, seeded
+from parallel.stage_table import Skips, batches, loss
 
 PLANS = (
     up.Plan(data=2, micro_batches=2),
@@ -47,7 +47,7 @@ def check_predictions_are_those_of_one_process(folder: Path) -> None:
     model = trained(Skips, given, loss).eval()
     wanted = model(**given[0][0])
     for plan in PLANS:
-        run = up.parallelize(seeded(Skips), plan, optimizer=adamw, loss=loss, sample=given[0][0])
+        run = begun(plan, Skips, loss, sample=given[0][0])
         for batch in run.shard(given):
             run.step(batch)
         run.model.eval()
@@ -76,7 +76,7 @@ def check_results_that_cannot_be_joined(folder: Path) -> None:
 
     given = vectors(1)
     for plan in (up.Plan(data=2, micro_batches=2), PIPELINE):
-        run = up.parallelize(seeded(Whole), plan, optimizer=adamw, loss=first, sample=given[0][0])
+        run = begun(plan, Whole, first, sample=given[0][0])
         with pytest.raises(ValueError, match="predict: the model returned tensors of shapes"):
             run.predict(next(iter(run.shard(given)))[0])
         run.step(next(iter(run.shard(given))))
@@ -88,7 +88,7 @@ def check_weights_are_those_of_one_process(folder: Path) -> None:
     for make, given, cost in ((Skips, batches(), loss), (Fused, vectors(3), nn.functional.cross_entropy)):
         wanted = trained(make, given, cost).state_dict()
         for number, plan in enumerate(PLANS):
-            run = up.parallelize(seeded(make), plan, optimizer=adamw, loss=cost, sample=given[0][0])
+            run = begun(plan, make, cost, sample=given[0][0])
             for batch in run.shard(given):
                 run.step(batch)
             found = run.state_dict()
@@ -140,7 +140,3 @@ def check_hugging_face_reads_an_export(folder: Path) -> None:
         found = again(next(iter(run.shard(given)))[0]).logits
         close(found, wanted)
         dist.barrier()
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

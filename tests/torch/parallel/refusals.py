@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.run_features import Branches, adamw, in_group, made
+from parallel.run_features import Branches, adamw, made
 
 
 def check_mistakes_are_named(folder: Path) -> None:
@@ -103,10 +103,6 @@ def check_a_damaged_checkpoint_is_named(folder: Path) -> None:
         dist.barrier()
         with pytest.raises(ValueError, match=rf"{saved} cannot be read .*it is damaged"):
             run.load(shared)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])
 
 
 def check_a_parameter_that_the_plan_has_replaced_is_no_constant(folder: Path) -> None:

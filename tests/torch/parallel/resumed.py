@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import unisono.parallel as up
 from parallel.plain_training import seeded
-from parallel.run_features import in_group
 from unisono.parallel.batches import RankBatches
 
 
@@ -174,7 +173,3 @@ def check_wrong_lists_of_optimizers_are_named(folder: Path) -> None:
         made(lambda p: [torch.optim.SGD(p, lr=0.1), torch.optim.SGD(p, lr=0.1)])
     with pytest.raises(ValueError, match="returned 2 optimizers, expected one$"):
         made(two, swap="disk")
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -380,7 +380,3 @@ def in_group(rank: int, size: int, folder: Path, check: Callable[[Path], None]) 
     )
     check(folder)
     dist.destroy_process_group()
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

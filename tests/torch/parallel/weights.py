@@ -12,8 +12,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.plain_training import adamw, same, seeded, under
-from parallel.run_features import in_group
+from parallel.plain_training import adamw, begun, same, seeded, under
 
 PLANS = (
     up.Plan(data=2), up.Plan(data=2, micro_batches=2), up.Plan(data=2, zero=2, micro_batches=2),
@@ -50,9 +49,7 @@ def check_ranks_with_few_rows_are_weighed(folder: Path) -> None:
 def check_an_evaluation_is_weighed(folder: Path) -> None:
     (batch,) = padded()[:1]
     wanted = models.token_loss(seeded(models.gpt)(batch[0]), batch[1]).item()
-    run = up.parallelize(
-        seeded(models.gpt), up.Plan(data=2), optimizer=adamw, loss=models.token_loss, weigh=counted
-    )
+    run = begun(up.Plan(data=2), models.gpt, models.token_loss, weigh=counted)
     (mine,) = run.shard([batch])
     assert abs(run.evaluate(mine) - wanted) < 1e-5
 
@@ -100,7 +97,3 @@ def check_wrong_weights_are_named(folder: Path) -> None:
             under(up.Plan(data=2), models.gpt, padded(), models.token_loss, weigh=weigh)
     with pytest.raises(TypeError, match="weigh is a int"):
         under(up.Plan(data=2), models.gpt, padded(), models.token_loss, weigh=3)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])
