@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import unisono.parallel as up
+from inside_parallel import changes, neighbours, plans
 from planned_models import adamw, features
-from unisono.parallel.planning.candidates import changes, neighbours, plans
 
 CROSS = nn.functional.cross_entropy
 

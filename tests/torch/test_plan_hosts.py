@@ -7,10 +7,9 @@ from pathlib import Path
 from torch import nn
 
 import unisono.parallel as up
+from inside_parallel import CollectiveCosts, JobHost, JobMachine, RankGroups, _of_control_groups
 from planned_models import adamw, features
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.costs.collectives import CollectiveCosts, RankGroups
-from unisono.parallel.planning.machine import JobHost, JobMachine, _of_control_groups
 
 CROSS = nn.functional.cross_entropy
 

@@ -12,12 +12,8 @@ import torch
 from torch import nn
 
 import unisono.parallel as up
+from inside_parallel import DryRun, JobMachine, PlanSearch, TrainingTask, plans
 from planned_models import adamw, features, mlp, planned
-from unisono.parallel.planning.candidates import plans
-from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.machine import JobMachine
-from unisono.parallel.planning.search import PlanSearch
-from unisono.parallel.planning.task import TrainingTask
 
 CROSS = nn.functional.cross_entropy
 

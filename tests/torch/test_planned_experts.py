@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 pytest.importorskip("torch")
-from unisono.parallel.planning.dry_axes import DrawnRows
+from inside_parallel import DrawnRows
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import unisono.parallel as up
+from inside_parallel import DryRun, TrainingTask
 from planned_models import adamw, features, mlp
-from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.task import TrainingTask
 
 CROSS = nn.functional.cross_entropy
 

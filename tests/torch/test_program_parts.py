@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from inside_parallel import ModelRecorder, ModuleSettings, Ref, template
 from unisono.parallel import CaptureError
-from unisono.parallel.graph.containers import mapped
-from unisono.parallel.graph.program import Ref, template
-from unisono.parallel.program_state import ModuleSettings
-from unisono.parallel.recording import ModelRecorder
 
 
 @pytest.mark.parametrize(
@@ -29,7 +27,7 @@ from unisono.parallel.recording import ModelRecorder
 def test_a_template_fills_as_mapped_does(thing: Any) -> None:
     values = {number: object() for number in range(4)}
     filled = template(thing)(lambda ref: values[ref.value])
-    assert filled == mapped(thing, lambda ref: values[ref.value], Ref)
+    assert filled == tree_map_only(Ref, lambda ref: values[ref.value], thing)
     assert type(filled) is type(thing) or isinstance(thing, Ref)
 
 

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import unisono as un
 import unisono.parallel as up
+from parallel.plain_training import local
 from parallel.run_features import whole
 from unisono.parallel import replicated_parameters
-from unisono.parallel.gradients import local
 
 
 class Shared(nn.Module):

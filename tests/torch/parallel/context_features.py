@@ -11,13 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 import unisono.parallel as up
+from inside_parallel import ContextGroup, PositionSpan, attention
 from parallel.contexts import Decoder, Encoder, OwnLoss, Recorded, batches, classes, mean, of_class
 from parallel.plain_training import alone, apart, begun, seeded
 from parallel.rows import Row
 from parallel.run_features import whole
-from unisono.parallel.context import attention
-from unisono.parallel.context.exchange import ContextGroup
-from unisono.parallel.context.layout import PositionSpan
 
 
 def check_every_gradient(folder: Path) -> None:

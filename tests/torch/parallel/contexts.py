@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from inside_parallel import ContextGroup, PositionSpan, attention
 from parallel.plain_training import begun
 from parallel.rows import Row
-from unisono.parallel.context import attention
-from unisono.parallel.context.exchange import ContextGroup
-from unisono.parallel.context.layout import PositionSpan
 
 WIDTH, WORDS = 16, 32
 

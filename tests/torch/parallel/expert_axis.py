@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import unisono.parallel as up
+from inside_parallel import spread
 from parallel import plain_training, sweep
 from parallel.expert_models import (
     EXPERTS,
@@ -29,7 +30,6 @@ from parallel.expert_models import (
     unnamed,
 )
 from parallel.plain_training import TOLERANCE, Trained, begun, distance, seeded, sgd
-from unisono.parallel.experts import spread
 
 
 def same(plan: up.Plan, make: Make, given: Sequence[Any], **more: Any) -> up.Run:

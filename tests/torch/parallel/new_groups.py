@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import unisono.parallel as up
-from unisono.parallel.mesh import PlanMesh
+from inside_parallel import PlanMesh
 
 
 def check_meshes_of_a_new_group_are_new(folder: Path) -> None:

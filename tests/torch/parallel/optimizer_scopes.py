@@ -12,8 +12,8 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import unisono.parallel as up
+from inside_parallel import scope_of
 from parallel.run_features import whole
-from unisono.parallel.optimizer_scope import scope_of
 
 DATA, ZERO, TENSOR = up.Plan(data=2), up.Plan(data=2, zero=3), up.Plan(tensor=2)
 STAGES, SWAP = up.Plan(pipeline=2), up.Plan(swap="memory")

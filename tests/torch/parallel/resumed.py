@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import unisono.parallel as up
+from inside_parallel import RankBatches
 from parallel.plain_training import seeded
-from unisono.parallel.batches import RankBatches
 
 
 def net() -> nn.Module:

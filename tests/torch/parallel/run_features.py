@@ -19,8 +19,8 @@ from torch.nn import functional
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
 from parallel import models, sweep
+from parallel.plain_training import local
 from unisono.parallel import sharded_parameters
-from unisono.parallel.gradients import local
 from unisono.parallel.step_trace import trace_step
 
 SMALL_MODEL_BYTES = sharded_parameters.SMALL_MODEL_BYTES

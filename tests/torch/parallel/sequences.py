@@ -167,7 +167,8 @@ ROWS = {
     "tied gpt": row(functools.partial(models.gpt, tied=True), scatters("4.fc2"), TEXT),
     **{
         f"an encoder, batch_first={first}": row(
-            functools.partial(Pooled, batch_first=first), scatters("body.layers.1.linear2"), TEXT, first_target
+            functools.partial(Pooled, batch_first=first), scatters("body.layers.1.linear2"), TEXT,
+            first_target,
         )
         for first in (True, False)
     },
