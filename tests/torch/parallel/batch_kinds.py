@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel.outside_steps import DATA, LOSS, PIPELINE, TENSOR, ZERO3, by_hand, made, net, rows
-from parallel.plain_training import adamw, begun, seeded
+from parallel.plain_training import adamw, begun, same, seeded
 
 
 class Named(NamedTuple):
@@ -99,18 +99,8 @@ def slope(output: Tensor, given: Any) -> Tensor:
 
 def check_inputs_that_require_gradients(folder: Path) -> None:
     batches = [(x.requires_grad_(), (x, y)) for x, y in rows()]
-    model, wanted = seeded(net), []
-    optimizer = adamw(model.parameters())
-    for x, given in batches:
-        optimizer.zero_grad()
-        loss = slope(model(x), given)
-        loss.backward()
-        optimizer.step()
-        wanted.append(loss.item())
     for plan in (DATA, dataclasses.replace(DATA, micro_batches=2)):
-        run = made(plan, loss=slope)
-        found = [run.step(batch) for batch in run.shard(batches)]
-        assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) < 1e-5, (plan, found, wanted)
+        same(plan, net, batches, slope, sample=batches[0][0])
     for plan in (TENSOR, PIPELINE):
         run = made(plan, loss=slope)
         with pytest.raises(ValueError, match=r"an input of the batch requires a gradient, and no rank of"):

@@ -15,6 +15,7 @@ from parallel import models
 from parallel.accumulations import shared
 from parallel.kept_buffers import spread_of
 from parallel.plain_training import adamw, apart, begun, same, seeded
+from parallel.rows import Row
 
 SYNC: dict[str, Any] = {"sync_batch_norm": True}
 PLANS = (
@@ -100,22 +101,6 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
             first.close()
 
 
-def check_a_cumulative_average(folder: Path) -> None:
-    def net() -> nn.Module:
-        return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 4))
-
-    run = same(PLANS[0], net, models.vector_batches(3, 8), functional.cross_entropy)
-    assert int(run.model[1].num_batches_tracked) == 3
-
-
-def check_networks_of_images(folder: Path) -> None:
-    x = models.image_batches(1, 9)[0][0]
-    plans = swept(PLANS[::5], PLANS[4:5]) if dist.get_world_size() == 2 else ON_FOUR
-    for plan in plans:
-        for make in (on_cpu(resnet), Skipping):
-            same(plan, make, models.image_batches(4, 9), functional.cross_entropy, sample=x)
-
-
 def check_pytorchs_own_class(folder: Path) -> None:
     """A model with nn.SyncBatchNorm runs on CPUs, too."""
     wanted = begun(up.Plan(data=2, **SYNC), on_cpu(resnet))
@@ -156,19 +141,7 @@ def activated() -> nn.Module:
     )  # fmt: skip
 
 
-def check_forwards_of_their_own(folder: Path) -> None:
-    """Their functional.batch_norm takes the rows of all ranks; statistics move as in one process."""
-    batches = models.image_batches(3, 9)
-    plain = seeded(activated)
-    optimizer = adamw(plain.parameters())
-    for x, y in batches:
-        optimizer.zero_grad()
-        functional.cross_entropy(plain(x), y).backward()
-        optimizer.step()
-    for plan in (*PLANS[:3], PLANS[4]):
-        run = same(plan, activated, batches, functional.cross_entropy, sample=batches[0][0])
-        for path, buffer in plain.named_buffers():
-            assert torch.allclose(run.model.get_buffer(path).to(buffer), buffer, atol=1e-5), (plan, path)
+def check_a_forward_without_the_function_is_refused(folder: Path) -> None:
     for zero in (0, 3):
         run = up.parallelize(
             nn.Sequential(nn.Linear(16, 16), Written(16), nn.Linear(16, 4)),
@@ -180,6 +153,24 @@ def check_forwards_of_their_own(folder: Path) -> None:
             ValueError, match=r'"1" is a Written, whose forward does not call functional.batch_norm'
         ):
             run.step((torch.ones(4, 16), torch.zeros(4, dtype=torch.int64)))
+
+
+def cumulative() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 4))
+
+
+def images(make: Any, plans: Any, count: int = 4, **more: Any) -> Row:
+    return Row(make, plans, given=models.image_batches(count, 9), **more)
+
+
+NETWORKS = {"a ResNet": on_cpu(resnet), "a program": Skipping}
+TABLE = {
+    "a cumulative average": Row(cumulative, PLANS[:1], sample=None, compare={"state": True}),
+    # their functional.batch_norm takes the rows of all ranks; statistics move as in one process
+    "forwards of their own": images(activated, (*PLANS[:3], PLANS[4]), 3, compare={"state": True}),
+    **{name: images(make, swept(PLANS[::5], PLANS[4:5])) for name, make in NETWORKS.items()},
+    **{f"{name}, on four ranks": images(make, ON_FOUR) for name, make in NETWORKS.items()},
+}  # fmt: skip
 
 
 def check_wrong_use_is_named(folder: Path) -> None:

@@ -302,7 +302,7 @@ NAMED = {
         refused={"calls all_reduce of torch.distributed": [TENSOR, PIPELINE]},
     ),
 }  # fmt: skip
-ROWS = (
+TABLE = (
     RECORDED
     | CALLS
     | {f"{make.__name__} {kind}": structure(make, kind, says) for make, kind, says in STRUCTURES}

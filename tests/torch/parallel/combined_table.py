@@ -316,7 +316,7 @@ def of_hugging_face() -> dict[str, Row]:
     return rows
 
 
-ROWS = SHORT | REFUSED | DENSE | EXPERTS | (of_hugging_face() if sweep.HAVE_TRANSFORMERS else {})
+TABLE = SHORT | REFUSED | DENSE | EXPERTS | (of_hugging_face() if sweep.HAVE_TRANSFORMERS else {})
 
 
 # ---- what a row does not say ----

@@ -73,7 +73,7 @@ def plans(*more: dict[str, Any]) -> list[up.Plan]:
 
 
 HYBRID = {"context": 2, "data": 2}
-ROWS = {
+TABLE = {
     "a ring": Row(
         partial(Decoder, 6, 3),
         plans(

@@ -64,7 +64,7 @@ def plans(*more: dict[str, Any]) -> list[up.Plan]:
 
 
 RECORDED = [(ids, torch.zeros(2)) for ids in torch.randint(256, (3, 2, 33), generator=torch.Generator())]
-ROWS = {
+TABLE = {
     "an encoder": Row(
         Encoder, plans({}, {"zero": 3, "recompute": True}), given=classes(), loss=of_class, sample=None
     ),

@@ -177,7 +177,7 @@ def of_hugging_face() -> dict[str, Row]:
 
 
 KINDS = inputs()
-ROWS = {
+TABLE = {
     sees.__name__: row(partial(Seeing, sees), PLANS, [({"ids": x, **more}, y) for x, y in IDS])
     for sees, more in KINDS.items()
 } | (of_hugging_face() if sweep.HAVE_TRANSFORMERS else {})

@@ -284,7 +284,7 @@ def check_what_a_program_checks_about_values(folder: Path) -> None:
         run.step((torch.zeros_like(given[0][0]), given[0][1]))
 
 
-ROWS = {
+TABLE = {
     what.__name__: Row(partial(Program, what), PLANS, given=IDS, loss=mean, sample=None) for what in KNOWN
 } | {
     f"a loss {name}": Row(

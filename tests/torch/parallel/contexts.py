@@ -209,7 +209,7 @@ def row(make: Any, says: str, given: Any = FIRST, loss: Any = mean) -> Row:
     return Row(make, refused={says: [PLAN]}, given=given, loss=loss, sample=None)
 
 
-ROWS = {
+TABLE = {
     "a ring": Row(partial(Decoder, 3, 3), [PLAN], given=batches(16), loss=mean, sample=None),
     "an exchange of heads": Row(partial(Decoder, 4, 4), [PLAN], given=batches(384), loss=mean, sample=None),
     "sharded and recomputed": Row(

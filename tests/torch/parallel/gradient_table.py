@@ -195,4 +195,4 @@ CHOSEN = {
         options={"before": thaw, "optimizer": lambda params: torch.optim.SGD(params, lr=0.1)},
     ),
 }  # fmt: skip
-ROWS = TWO_PASSES | UNUSED | CHOSEN
+TABLE = TWO_PASSES | UNUSED | CHOSEN

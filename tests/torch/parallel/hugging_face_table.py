@@ -59,4 +59,4 @@ def of_hugging_face() -> dict[str, Row]:
     return rows
 
 
-ROWS = of_hugging_face() if sweep.HAVE_TRANSFORMERS else {}
+TABLE = of_hugging_face() if sweep.HAVE_TRANSFORMERS else {}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from parallel import plain_training
 
 PLANS = (
     up.Plan(data=2),
@@ -91,16 +92,8 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.05)
 
 
-def alone(loss: Any, batches: Any, make: Any = net) -> list[float]:
-    model, losses = make(), []
-    optimizer = sgd(model.parameters())
-    for x, y in batches:
-        optimizer.zero_grad()
-        value = loss(model(x), y)
-        value.backward()
-        optimizer.step()
-        losses.append(value.item())
-    return losses
+def alone(loss: Any, batches: Any) -> list[float]:
+    return plain_training.alone(net, batches, loss, optimizer=sgd).losses
 
 
 def start(plan: up.Plan, loss: Any, batches: Any, **more: Any) -> up.Run:

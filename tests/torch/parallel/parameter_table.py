@@ -237,13 +237,31 @@ class Scaled(nn.Module):
         return self.inner(x) * self.scale
 
 
+def frozen_layer() -> nn.Module:
+    model: Any = models.mlp()
+    model[0].requires_grad_(False)
+    return model
+
+
 ZERO1, ZERO2 = up.Plan(data=2, zero=1), up.Plan(data=2, zero=2)
 STAGES = up.Plan(pipeline=2)
 SCALARS = (
     DATA, up.Plan(data=2, swap="memory"), up.Plan(data=2, compression=up.PowerSGD(rank=2)), ZERO1,
     up.Plan(data=2, zero=2, micro_batches=2), ZERO, up.Plan(tensor=2, zero=1),
 )  # fmt: skip
+NORMS = tuple(
+    up.Plan(**more, clip=1.0)
+    for more in (
+        {"data": 2}, {"data": 2, "zero": 3}, {"tensor": 2, "zero": 1}, {"pipeline": 2},
+        {"pipeline": 2, "schedule": "zbv"},
+    )
+)  # fmt: skip
 FROZEN = {
+    "a norm that is clipped": text_row(lambda: models.gpt(tied=True), trains=NORMS, sample=None),
+    "a layer is frozen": Row(
+        frozen_layer, (ZERO2, up.Plan(pipeline=2, schedule="zb-h1", micro_batches=2)), sample=None,
+        given=models.vector_batches(5, 8), compare={"state": True},
+    ),
     "a tied parameter is frozen": text_row(
         tied_frozen,
         trains=(DATA, ZERO2, TENSOR, STAGES, up.Plan(pipeline=2, schedule="zbv", micro_batches=2)),
@@ -260,4 +278,4 @@ if sweep.HAVE_TRANSFORMERS:
         ),
         "an adapter of a fused layer": text_row(with_adapters, trains=(DATA, ZERO1, STAGES, TENSOR)),
     }  # fmt: skip
-ROWS = PARAMETERS | CONTAINERS | FROZEN
+TABLE = PARAMETERS | CONTAINERS | FROZEN

@@ -13,8 +13,8 @@ import unisono.parallel as up
 from parallel import models, sweep
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
-from parallel.plain_training import begun, seeded
-from parallel.predictions import PLANS, close, trained
+from parallel.plain_training import begun, seeded, trained
+from parallel.predictions import PLANS, close
 
 TEXT_PLANS = (
     up.Plan(data=2), up.Plan(data=2, zero=3), up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2),
@@ -39,7 +39,7 @@ def run_of(plan: up.Plan, make: Any, batches: list[Any], loss: Any) -> up.Run:
 
 def check_a_plain_copy_has_the_weights(folder: Path) -> None:
     batches, loss = vectors(2), nn.functional.cross_entropy
-    wanted = trained(Fused, batches, loss).state_dict()
+    wanted = trained(Fused, batches, loss)[0].state_dict()
     for plan in (PLANS[1], PLANS[2], PLANS[4]):
         run = run_of(plan, Fused, batches, loss)
         plain = Fused()
@@ -118,7 +118,7 @@ def check_text_is_generated_under_every_plan(folder: Path) -> None:
     batches = models.text_batches(2, 4)
     prompt = batches[0][0][:, :4]
     for make in (models.gpt2, models.llama):
-        alone = trained(make, batches, lambda output, y: models.token_loss(output.logits, y)).eval()
+        alone = trained(make, batches, models.token_loss)[0].eval()
         wanted = alone.generate(prompt, max_new_tokens=8, do_sample=False)
         for plan in TEXT_PLANS:
             run = run_of(plan, make, batches, models.token_loss)
@@ -134,7 +134,7 @@ def check_a_sharded_model_generates_itself(folder: Path) -> None:
         return
     batches = models.text_batches(2, 4)
     prompt = batches[0][0][:, :4]
-    alone = trained(models.llama, batches, lambda output, y: models.token_loss(output.logits, y)).eval()
+    alone = trained(models.llama, batches, models.token_loss)[0].eval()
     wanted = alone.generate(prompt, max_new_tokens=8, do_sample=False)
     for plan in (up.Plan(data=2, zero=1), up.Plan(data=2, zero=3)):
         run = run_of(plan, models.llama, batches, models.token_loss)
@@ -152,7 +152,7 @@ def check_text_without_a_whole_model(folder: Path) -> None:
         return
     batches = models.text_batches(2, 4)
     prompt, first, length = batches[0][0][:, :4], 4, models.TIME
-    alone = trained(models.gpt2, batches, lambda output, y: models.token_loss(output.logits, y)).eval()
+    alone = trained(models.gpt2, batches, models.token_loss)[0].eval()
     wanted = alone.generate(prompt, max_new_tokens=3, do_sample=False)
     for plan in (up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2)):
         run = run_of(plan, models.gpt2, batches, models.token_loss)

@@ -1,6 +1,7 @@
 """Training in one process by plain PyTorch, beside the same training under a plan."""
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -198,7 +199,7 @@ def same(
 
 def distance(value: Tensor, wanted: Tensor) -> float:
     if not wanted.is_floating_point() or not wanted.numel():
-        return 0.0
+        return 0.0 if torch.equal(value, wanted) else math.inf
     return ((value - wanted).abs().max() / wanted.abs().max().clamp(min=1.0)).item()
 
 

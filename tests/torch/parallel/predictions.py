@@ -14,7 +14,7 @@ from parallel import sweep
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
 from parallel.model_table import PIPELINE
-from parallel.plain_training import adamw, begun, seeded
+from parallel.plain_training import adamw, begun, trained
 from parallel.stage_table import Skips, batches, loss
 
 PLANS = (
@@ -27,24 +27,13 @@ PLANS = (
 )
 
 
-def trained(make: Any, given: list[Any], cost: Any) -> nn.Module:
-    model = seeded(make)
-    optimizer = adamw(list(model.parameters()))
-    for inputs, targets in given:
-        optimizer.zero_grad()
-        output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-        cost(output, targets).backward()
-        optimizer.step()
-    return model
-
-
 def close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def check_predictions_are_those_of_one_process(folder: Path) -> None:
     given = batches()
-    model = trained(Skips, given, loss).eval()
+    model = trained(Skips, given, loss)[0].eval()
     wanted = model(**given[0][0])
     for plan in PLANS:
         run = begun(plan, Skips, loss, sample=given[0][0])
@@ -86,7 +75,7 @@ def check_weights_are_those_of_one_process(folder: Path) -> None:
     shared: list[Any] = [str(folder / "shared")]
     dist.broadcast_object_list(shared)
     for make, given, cost in ((Skips, batches(), loss), (Fused, vectors(3), nn.functional.cross_entropy)):
-        wanted = trained(make, given, cost).state_dict()
+        wanted = trained(make, given, cost)[0].state_dict()
         for number, plan in enumerate(PLANS):
             run = begun(plan, make, cost, sample=given[0][0])
             for batch in run.shard(given):

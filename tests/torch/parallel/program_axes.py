@@ -31,7 +31,7 @@ def small(output: Any, targets: Any) -> Any:
     return loss(output, targets) * 1e-3
 
 
-ROWS = {
+TABLE = {
     "connections and data": Row(
         Skips, swept(plans({"zero": 1, "schedule": "zb-h1"}, data=2), SHARDED), given=GIVEN, loss=with_aux
     ),

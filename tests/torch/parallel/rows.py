@@ -1,6 +1,6 @@
 """Rows of the tables of model x plan x expectation: what is trained, under which plans, what refuses it.
 
-A module of this folder has a table `ROWS`, name -> row. test_parallel_features.py runs each row by its name.
+A module of this folder has a table `TABLE`, name -> row. test_parallel_features.py runs each row by its name.
 """
 
 from collections.abc import Callable, Mapping, Sequence

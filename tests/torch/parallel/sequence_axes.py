@@ -31,7 +31,7 @@ STAGES = plans(
     micro_batches=2,
 )  # fmt: skip
 SHARED = plans({}, {"recompute": True}, pipeline=2, micro_batches=2)
-ROWS = {
+TABLE = {
     "data": Row(models.gpt, SHARDED, given=TEXT, loss=models.token_loss, holds=cuts_gpt),
     "stages": Row(models.gpt, STAGES, given=TEXT, loss=models.token_loss, holds=cuts_gpt),
     "four tensor ranks": Row(
@@ -41,7 +41,7 @@ ROWS = {
     "a shared block in stages": Row(Shared, SHARED, given=IDS, loss=loss),
 }  # fmt: skip
 if sweep.HAVE_TRANSFORMERS:
-    ROWS |= {
+    TABLE |= {
         "Llama and data": Row(models.llama, SHARDED, given=TEXT, loss=models.token_loss),
         "GPT-2 in stages": Row(models.gpt2, STAGES, given=TEXT, loss=models.token_loss),
     }

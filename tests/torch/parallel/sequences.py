@@ -155,7 +155,7 @@ def bert() -> nn.Module:
 
 
 TOKENS = torch.randint(256, (3, 4, 17), generator=torch.Generator().manual_seed(1))
-ROWS = {
+TABLE = {
     "short": Row(
         lambda: text(Dropped(0.0)), [PLAN], given=TEXT[:2], loss=models.token_loss, holds=cuts_a_block,
         options={"check": True},
@@ -183,7 +183,7 @@ ROWS = {
     ),
 }  # fmt: skip
 if sweep.HAVE_TRANSFORMERS:
-    ROWS |= {
+    TABLE |= {
         "GPT-2": row(models.gpt2, scatters("transformer.h.0.mlp.c_proj")),
         "Llama": row(models.llama, scatters("model.layers.1.mlp.down_proj")),
         "Qwen2": row(qwen2, scatters("model.layers.1.self_attn.o_proj")),

@@ -245,4 +245,4 @@ REFUSED = {
         Shared, (), refused={"counts pieces, and Shared has none": [dataclasses.replace(PIPELINE, cuts=(1,))]}
     ),
 }  # fmt: skip
-ROWS = FOLLOWED | REFUSED
+TABLE = FOLLOWED | REFUSED

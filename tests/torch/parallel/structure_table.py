@@ -159,6 +159,28 @@ class Takes(nn.Module):
         return given if isinstance(given, Tensor) else next(iter(getattr(given, "values", lambda: given)()))
 
 
+class Counted(nn.Module):
+    """A stage may return a tuple, of which one tensor has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        ones = torch.ones(len(x), dtype=torch.int64)
+        return torch.tanh(self.layer(x)), ones if count is None else count + 1
+
+
+class Last(nn.Linear):
+    def forward(self, x: Tensor, count: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * count.unsqueeze(1)
+
+
+class Spread(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[2](*self[1](*self[0](x)))
+
+
 def one_norm() -> nn.Module:
     norm = nn.BatchNorm1d(WIDTH)
     return nn.Sequential(linear(), norm, linear(), norm)
@@ -167,6 +189,24 @@ def one_norm() -> nn.Module:
 SENT: dict[str, Any] = {
     "a list": lambda x: [x, x], "a dict": lambda x: {"x": x}, "a number": lambda x: (x, 3),
     "None": lambda x: (x, None), "a tuple": lambda x: (x,),
+}  # fmt: skip
+THREE = {"pipeline": 2, "micro_batches": 3}
+VIEWS = up.Plan(pipeline=2, micro_batches=2, schedule="zbv", cuts=(1, 2, 3))
+OF_16 = {
+    "several outputs, and other shapes": Row(
+        lambda: Spread(Counted(), Counted(), Last(16, 4)),
+        [up.Plan(**THREE), up.Plan(**THREE, schedule="zb-h1")],
+        given=[models.vector_batches(1, rows)[0] for rows in (7, 3, 2, 7)], sample=None,
+        options={"pieces": list},
+    ),
+    "in place after a cut layer": Row(
+        lambda: nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 4)),
+        [up.Plan(tensor=2, zero=3), TENSOR], sample=None,
+    ),
+    "a stage that returns a view": Row(
+        lambda: nn.Sequential(nn.Unflatten(1, (4, 4)), nn.Linear(4, 4), nn.Flatten(), nn.Linear(16, 4)),
+        [VIEWS], sample=None,
+    ),
 }  # fmt: skip
 CHAINS = {
     f"a chain with {name}": of_vectors(make, swept((PIPELINE, SHARDED), [up.Plan(pipeline=2)]))
@@ -355,4 +395,4 @@ CHILDREN = {
         refused={'"unshard" has the name of a method that fully_shard gives': [SHARDED]},
     ),
 }  # fmt: skip
-ROWS = NAMES | SURROUNDED | CHAINS | PIECES | UNSAMPLED | CHILDREN
+TABLE = NAMES | SURROUNDED | OF_16 | CHAINS | PIECES | UNSAMPLED | CHILDREN

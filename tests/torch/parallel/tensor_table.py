@@ -352,4 +352,4 @@ LOCKED = {
         ("recorded", TEXT[0][0], None),
     )
 }
-ROWS = ATTENTION | BETWEEN | GIVEN | LOCKED
+TABLE = ATTENTION | BETWEEN | GIVEN | LOCKED
