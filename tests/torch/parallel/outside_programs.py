@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import SWEEP
 from parallel import models
 from parallel.call_table import CONTEXT, POSITIONS, of_positions
 from parallel.model_table import PIPELINE, TENSOR
@@ -132,6 +133,7 @@ READ: tuple[Any, ...] = (
     lambda model, v: model.places.update(here=SimpleNamespace(scale=v)),
     lambda model, v: setattr(model, "act", torch.sigmoid if v != 1 else functional.relu),
 )
+AGAIN = 10  # more than program_state.COUNTS, after which a number is a counter
 AXES = (TENSOR, up.Plan(pipeline=2), CONTEXT)
 
 
@@ -150,17 +152,20 @@ def unchanged() -> nn.Module:
 
 
 def check_what_a_model_reads_outside_it_is_followed(folder: Path) -> None:
-    def losses(plan: up.Plan) -> list[float]:
+    """Each source under one axis, in the sweep under all; and one number that changes again and again."""
+
+    def losses(plan: up.Plan, sources: Any) -> list[float]:
         found = []
         run = begun(plan, unchanged, of_positions, optimizer=plain_sgd, sample=TEXTS)
-        for number in range(len(READ) + 11):  # the last ones change one number again and again
-            READ[max(0, number - 11)](run.model, 0.9 - 0.02 * number)
+        for number, change in enumerate([READ[0]] * AGAIN + [*sources]):
+            change(run.model, 0.9 - 0.02 * number)
             found += [run.step(batch) for batch in run.shard([(TEXTS, TEXTS)])]
         return found
 
-    wanted = losses(up.Plan(data=2))
-    for plan in AXES:
-        torch.testing.assert_close(losses(plan), wanted, rtol=1e-4, atol=1e-5, msg=str(plan))
+    for place, plan in enumerate(AXES):
+        sources = READ if SWEEP else READ[place :: len(AXES)]
+        wanted = losses(up.Plan(data=2), sources)
+        torch.testing.assert_close(losses(plan, sources), wanted, rtol=1e-4, atol=1e-5, msg=str(plan))
 
 
 class Counts(Text):

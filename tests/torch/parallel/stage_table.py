@@ -130,10 +130,10 @@ class Placeholders(Shared):
 
 
 def with_image(seed: int) -> Any:
-    torch.manual_seed(seed)
-    ids = torch.randint(2, WORDS, (8, TIME))
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, WORDS, (8, TIME), generator=generator)
     ids[:, 1:3] = 1
-    return {"ids": ids, "image": torch.randn(8, 2, 3)}, ids.roll(1, 1)
+    return {"ids": ids, "image": torch.randn(8, 2, 3, generator=generator)}, ids.roll(1, 1)
 
 
 PLACED = [with_image(seed) for seed in range(3)]

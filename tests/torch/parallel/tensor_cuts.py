@@ -14,18 +14,18 @@ from parallel import models
 from parallel.models import Pair
 from parallel.plain_training import begun, refused, same, under
 from parallel.rows import VECTORS, variant
-from parallel.tensor_table import TENSOR, TIMES_TEMP, between
+from parallel.tensor_table import TENSOR, TIMES_TEMP, Tempered, between
 
 LOSS = functional.cross_entropy
 X, Y = models.vector_batches(1, 8)[0]
 
 
-class Kept(Pair):
+class Kept(Tempered):
     """The loss takes an attribute that the forward leaves behind."""
 
     def between(self, x: Tensor) -> Tensor:
         self.hidden = x.pow(2)
-        return torch.tanh(x)
+        return torch.tanh(x * self.temp)
 
 
 def noted(kind: Any) -> tuple[Any, list[Any]]:
@@ -53,7 +53,7 @@ def check_what_the_loss_takes_beside_the_output(folder: Path) -> None:
     refused(says, TENSOR, make, VECTORS, regularised, sample=X)
     for plan in (up.Plan(data=2), up.Plan(data=2, micro_batches=2)):
         same(plan, make, VECTORS, regularised)
-    make, made = noted(between("Unused", lambda _, x: x))
+    make, made = noted(Kept)
     same(TENSOR, make, VECTORS, regularised, sample=X)  # it is whole
 
 
