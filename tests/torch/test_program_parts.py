@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from inside_parallel import ModelRecorder, ModuleSettings, Ref, template
 from unisono.parallel import CaptureError
@@ -24,10 +24,16 @@ from unisono.parallel import CaptureError
         ((1, 2), "x"), (slice(0, 3), Ref(2)), OrderedDict(a=Ref(1), b=[1.5]), ([], {}),
     ],
 )  # fmt: skip
-def test_a_template_fills_as_mapped_does(thing: Any) -> None:
+def test_a_template_fills_as_a_map_does(thing: Any) -> None:
     values = {number: object() for number in range(4)}
     filled = template(thing)(lambda ref: values[ref.value])
-    assert filled == tree_map_only(Ref, lambda ref: values[ref.value], thing)
+
+    def is_ref(leaf: Any) -> bool:
+        return isinstance(leaf, Ref)
+
+    assert filled == tree_map(
+        lambda leaf: values[leaf.value] if is_ref(leaf) else leaf, thing, is_leaf=is_ref
+    )
     assert type(filled) is type(thing) or isinstance(thing, Ref)
 
 
