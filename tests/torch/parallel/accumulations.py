@@ -140,14 +140,14 @@ def check_what_waits_is_not_lost_silently(folder: Path) -> None:
     for plan in (up.Plan(data=2), up.Plan(data=2, zero=1), up.Plan(data=2, zero=2)):
         run = begun(plan, net)
         (batch,) = run.shard(models.vector_batches(1, 8))
-        run.save(shared(folder) / str(plan))
+        run.save(folder / str(plan))
         run.step(batch, update=False)
         for call in (run.state_dict, lambda run=run: run.save(folder / "no")):
             with pytest.raises(ValueError, match="1 calls of step.batch, update=False. wait for an update"):
                 call()
         with pytest.raises(TypeError, match="update is 1, expected bool"):
             run.step(batch, update=1)
-        run.load(shared(folder) / str(plan))  # forgets them
+        run.load(folder / str(plan))  # forgets them
         run.step(batch)
         once = whole(run)
         other = begun(plan, net)
@@ -180,9 +180,3 @@ def check_a_step_that_raises_leaves_nothing(folder: Path) -> None:
         other.step(second)
         again = whole(other)
         assert all(torch.equal(value, again[name]) for name, value in whole(run).items()), plan
-
-
-def shared(folder: Path) -> Path:
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
-    return Path(names[0])

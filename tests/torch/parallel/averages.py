@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import unisono.parallel as up
 from parallel import models
-from parallel.accumulations import shared
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
 from parallel.plain_training import adamw, begun, seeded
@@ -78,11 +77,11 @@ def check_averages_are_those_of_one_process(folder: Path) -> None:
                     call()
         assert run.evaluate(batch) == mine, plan  # what was gathered within is gone
         close(run.state_dict(), model)
-        run.save(shared(folder) / str(number), also={"ema": ema})
+        run.save(folder / str(number), also={"ema": ema})
     for number, _ in enumerate(PLANS):  # each is loaded under another plan
         run = made(plain, PLANS[number - 2])
         ema = up.EMA(run, DECAY)
-        run.load(shared(folder) / str(number), also={"ema": ema})
+        run.load(folder / str(number), also={"ema": ema})
         assert ema.updates == 5
         with ema.applied():
             close(run.state_dict(), average.module)
@@ -118,7 +117,7 @@ def check_low_precision_and_frozen_parameters(folder: Path) -> None:
             found = run.state_dict()
         assert all(value.dtype == torch.float32 for value in found.values())
         assert "0.weight" not in ema.tensors()
-        where = shared(folder) / f"frozen {zero}"
+        where = folder / f"frozen {zero}"
         run.save(where, also={"ema": ema})
         other = made(plain, up.Plan(tensor=2))
         averages = up.EMA(other, DECAY)
@@ -137,7 +136,7 @@ def check_fused_layers_that_a_plan_splits(folder: Path) -> None:
         trained(run, given, ema)
         with ema.applied():
             wanted = run.state_dict()
-        where = shared(folder) / f"fused {number}"
+        where = folder / f"fused {number}"
         run.save(where, also={"ema": ema})
         other = made(Fused, next(one for one in runs if one is not plan))
         averages = up.EMA(other)
@@ -163,9 +162,9 @@ def check_wrong_use_is_named(folder: Path) -> None:
         up.EMA(made(plain, up.Plan(data=2, swap="memory")))
     with pytest.raises(ValueError, match=r"EMA is not for Plan\(local_steps=2\)"):
         up.EMA(made(plain, up.Plan(data=2, local_steps=2)))
-    run.save(shared(folder))
+    run.save(folder)
     with pytest.raises(ValueError, match="the checkpoint has no 'ema'; it has nothing beside"):
-        run.load(shared(folder), also={"ema": up.EMA(run)})
+        run.load(folder, also={"ema": up.EMA(run)})
     (batch,) = run.shard(models.vector_batches(1, 8))
     ema = up.EMA(run)
     run.step(batch, update=False)

@@ -12,7 +12,6 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.accumulations import shared
 from parallel.kept_buffers import spread_of
 from parallel.plain_training import adamw, apart, begun, same, seeded
 from parallel.rows import Row
@@ -212,7 +211,7 @@ def check_buffers_of_the_first_rank_or_each_ones_own(folder: Path) -> None:
             torch.testing.assert_close(run.model[1].running_mean, wanted, rtol=1e-5, atol=1e-6)
             assert (spread_of(run) == 0) == (kind == "first")
             kept = run.model[1].running_mean.clone()
-            where = shared(folder) / f"{kind} {zero}"
+            where = folder / f"{kind} {zero}"
             run.save(where)
             assert torch.equal(kept, run.model[1].running_mean)
             dist.broadcast(kept, 0)

@@ -105,15 +105,13 @@ def check_frozen_parameters(folder: Path) -> None:
 
 
 def check_a_checkpoint_goes_on_under_another_plan(folder: Path) -> None:
-    shared: list[Any] = [str(folder)]
-    dist.broadcast_object_list(shared)
     given = batches(6)
     for make in (stacked, listed):
         wanted = one_process(make, given)
         for number, (first, second) in enumerate(
             ((plan(zero=3), plan(expert=1)), (plan(expert=1, zero=1), plan()))
         ):
-            place = Path(shared[0]) / f"{make.__name__} {number}"
+            place = folder / f"{make.__name__} {number}"
             run, before = under(first, make, given[:3])
             run.save(place)
             other = begun(second, make, loss, optimizer=sgd)

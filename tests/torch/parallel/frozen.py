@@ -90,17 +90,15 @@ def frozen_late(model: Any, step: int) -> None:
 
 def check_a_new_run_trains_what_was_frozen(folder: Path) -> None:
     """A checkpoint of a run with frozen parameters continues in a run without: their moments begin anew."""
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
     batches = models.vector_batches(4, 8)
     model = seeded(models.mlp)
     model[0].requires_grad_(False)
     run = up.parallelize(model, up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy)
     for batch in list(run.shard(batches))[:2]:
         run.step(batch)
-    run.save(Path(names[0]) / "saved")
+    run.save(folder / "saved")
     again = up.parallelize(models.mlp(), up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy)
-    again.load(Path(names[0]) / "saved")
+    again.load(folder / "saved")
     for batch in list(again.shard(batches))[2:]:
         again.step(batch)
     assert again.optimizer.state[again.model[0].weight]["step"] == 2

@@ -44,8 +44,6 @@ def made(plan: up.Plan, make: Any = normed) -> up.Run:
 
 
 def check_running_statistics_are_averaged(folder: Path) -> None:
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
     batches = models.vector_batches(6, 8)
     alone = seeded(normed)
     alone(batches[0][0])
@@ -63,7 +61,7 @@ def check_running_statistics_are_averaged(folder: Path) -> None:
         for batch in others:
             run.step(batch)
             assert spread_of(run) == 0, plan
-        where = Path(names[0]) / str(PLANS.index(plan))
+        where = folder / str(PLANS.index(plan))
         run.save(where)
         again = made(up.Plan(data=2))
         again.load(where)
@@ -84,14 +82,12 @@ def spread_of(run: up.Run) -> float:
 
 
 def check_what_a_program_changed_between_steps_is_averaged_in_a_checkpoint(folder: Path) -> None:
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
     run = made(up.Plan(data=2))
     (batch,) = run.shard(models.vector_batches(1, 8))
     run.step(batch)
     with torch.no_grad():
         run.model(torch.randn(4, 16) + dist.get_rank())
-    run.save(Path(names[0]) / "saved")
+    run.save(folder / "saved")
     assert spread_of(run) == 0
 
 

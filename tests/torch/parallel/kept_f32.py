@@ -13,7 +13,6 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.accumulations import shared
 from parallel.batch_norms import Residual
 from parallel.expert_models import batches, listed, loss, stacked
 from parallel.plain_training import adamw, begun, seeded
@@ -157,10 +156,10 @@ def check_kept_modules_are_in_a_checkpoint(folder: Path) -> None:
     run = begun(plan, images)
     first, second = run.shard(models.image_batches(2, 8))
     run.step(first)
-    run.save(shared(folder))
+    run.save(folder)
     wanted = run.step(second)
     again = up.parallelize(images(), plan, optimizer=adamw, loss=functional.cross_entropy)
-    again.load(shared(folder))
+    again.load(folder)
     assert again.step(second) == wanted
 
 

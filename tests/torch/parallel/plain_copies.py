@@ -21,13 +21,6 @@ TEXT_PLANS = (
 )  # fmt: skip
 
 
-def shared(folder: Path) -> Path:
-    """Rank 0's folder."""
-    names: list[Any] = [str(folder / "shared")]
-    dist.broadcast_object_list(names)
-    return Path(names[0])
-
-
 def run_of(plan: up.Plan, make: Any, batches: list[Any], loss: Any) -> up.Run:
     """Trained on batches."""
     sample = batches[0][0] if plan.tensor > 1 or make is Fused else None
@@ -84,7 +77,7 @@ def check_a_folder_that_cannot_be_written(folder: Path) -> None:
     """Rank 0's error is raised on all ranks, and the run goes on."""
     batches = models.vector_batches(1, 4)
     run = run_of(up.Plan(data=2, zero=3), models.mlp, batches, nn.functional.cross_entropy)
-    place = shared(folder)
+    place = folder / "shared"
     if dist.get_rank() == 0:
         place.write_text("no folder")
     dist.barrier()
@@ -97,7 +90,7 @@ def check_an_export_replaces_another(folder: Path) -> None:
     from safetensors.torch import load_file
 
     run = run_of(up.Plan(data=2), models.mlp, models.vector_batches(1, 4), nn.functional.cross_entropy)
-    place = shared(folder)
+    place = folder / "shared"
     for size in (10**9, 2000, 4000, 10**9):
         run.export(place, shard_bytes=size)
         if dist.get_rank() == 0:
@@ -168,7 +161,7 @@ def check_transformers_reads_what_is_saved(folder: Path) -> None:
         return
     import transformers
 
-    place, batches = shared(folder), models.text_batches(2, 4)
+    place, batches = folder / "shared", models.text_batches(2, 4)
     for plan in TEXT_PLANS:
         run = run_of(plan, models.llama, batches, models.token_loss)
         run.save_pretrained(place, shard_bytes=20_000)
@@ -198,7 +191,7 @@ def check_adapters_of_peft(folder: Path) -> None:
         import peft
     except ImportError:
         return
-    place, texts = shared(folder), models.text_batches(3, 4)
+    place, texts = folder / "shared", models.text_batches(3, 4)
     batches = [{"input_ids": x, "labels": x} for x, _ in texts]
     losses = []
     for plan in (up.Plan(), *TEXT_PLANS)[1:]:

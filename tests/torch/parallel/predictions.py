@@ -72,8 +72,6 @@ def check_results_that_cannot_be_joined(folder: Path) -> None:
 
 
 def check_weights_are_those_of_one_process(folder: Path) -> None:
-    shared: list[Any] = [str(folder / "shared")]
-    dist.broadcast_object_list(shared)
     for make, given, cost in ((Skips, batches(), loss), (Fused, vectors(3), nn.functional.cross_entropy)):
         wanted = trained(make, given, cost)[0].state_dict()
         for number, plan in enumerate(PLANS):
@@ -88,7 +86,7 @@ def check_weights_are_those_of_one_process(folder: Path) -> None:
                 make().load_state_dict(found)
             else:
                 assert not found
-            place = Path(shared[0]) / f"{make.__name__}{number}"
+            place = folder / "shared" / f"{make.__name__}{number}"
             run.export(place, shard_bytes=3000)
             if dist.get_rank() == 0:
                 files_have(place, wanted)
@@ -115,17 +113,15 @@ def check_hugging_face_reads_an_export(folder: Path) -> None:
 
     from parallel import models
 
-    shared: list[Any] = [str(folder / "exported")]
-    dist.broadcast_object_list(shared)
     given = models.text_batches(2, 4)
     for plan in (up.Plan(data=2, zero=3), up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2)):
         run = up.parallelize(models.gpt2(), plan, optimizer=adamw, loss=models.token_loss)
         for batch in run.shard(given):
             run.step(batch)
-        run.export(shared[0])
+        run.export(folder / "exported")
         run.model.eval()
         wanted = run.predict(next(iter(run.shard(given)))[0])
-        again = transformers.GPT2LMHeadModel.from_pretrained(shared[0]).eval()
+        again = transformers.GPT2LMHeadModel.from_pretrained(folder / "exported").eval()
         found = again(next(iter(run.shard(given)))[0]).logits
         close(found, wanted)
         dist.barrier()

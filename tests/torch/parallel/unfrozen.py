@@ -117,12 +117,10 @@ def check_low_precision(folder: Path) -> None:
 
 def check_a_checkpoint_goes_on(folder: Path) -> None:
     """Of a run that has unfrozen; and one of before, which a run loads that trains more."""
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
     batches, loss = models.vector_batches(6, 8), functional.cross_entropy
     for number, plan in enumerate((up.Plan(data=2, zero=2), up.Plan(pipeline=2, micro_batches=2))):
         for stop in (1, 4):
-            place = Path(names[0]) / f"{number}-{stop}"
+            place = folder / f"{number}-{stop}"
             run = under(plan, models.mlp, loss)
             for step, batch in enumerate(run.shard(batches)):
                 set_trained(run.model, step)
