@@ -13,7 +13,7 @@ from unisono.parallel.context.layout import PositionSpan
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.collectives import CollectiveCosts, LinkCosts, RankGroups
 from unisono.parallel.costs.forecast import ForecastCheck
-from unisono.parallel.costs.operator_kinds import OperatorPoint, point_of
+from unisono.parallel.costs.operator_kinds import PRICED, OperatorPoint, point_of
 from unisono.parallel.costs.operator_prices import HostStarts, OperatorPrices
 from unisono.parallel.costs.step_parts import HostPrices, ParameterSizes, StageStarts, StepParts
 from unisono.parallel.costs.step_time import (
@@ -30,6 +30,7 @@ from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, tr
 from unisono.parallel.experts import spread
 from unisono.parallel.graph.program import Ref, template
 from unisono.parallel.graph.proof import prove as prove_cut
+from unisono.parallel.graph.rules import WHOLE, rule_of
 from unisono.parallel.graph.shapes import Shapes
 from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.optimizer_scope import scope_of

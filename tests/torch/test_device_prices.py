@@ -11,6 +11,8 @@ from inside_parallel import (
     LOW,
     NO_UNIT,
     POINTS,
+    PRICED,
+    WHOLE,
     HostStarts,
     OperatorPoint,
     OperatorPrices,
@@ -21,6 +23,7 @@ from inside_parallel import (
     TracedOperator,
     TracedStep,
     point_of,
+    rule_of,
     trace_update,
 )
 from inside_planner import ComputeCalibration, roofline_of
@@ -165,3 +168,13 @@ def test_a_device_is_measured_at_points_of_all_classes():
     assert POINTS.keys() == operator_costs.POINTS.keys()
     assert all(len(axes) == len(operator_costs.POINTS[kind]) for kind, axes in POINTS.items())
     assert {kind.removesuffix("_low") for kind in LOW} < POINTS.keys()
+
+
+def test_each_operator_that_has_a_price_is_cut_or_says_why_not() -> None:
+    for name in sorted(PRICED):
+        if "backward" in name or not hasattr(torch.ops.aten, name):  # a gradient is cut as its operator is
+            continue
+        packet = getattr(torch.ops.aten, name)
+        ops = [getattr(packet, overload) for overload in packet.overloads()]
+        known = f"aten.{name}" in WHOLE or any(rule_of(op) is not None for op in ops)
+        assert known, f"aten.{name} has a price, and neither a rule nor a reason in WHOLE: graph/rules.py"

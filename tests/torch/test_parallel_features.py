@@ -260,7 +260,7 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"data": 2, "local_steps": 0}, "local_steps is 0; it must be at least 1"),
         ({"data": 2, "local_steps": True}, "local_steps is True, expected int or None"),
         ({"data": 2, "local_steps": 2, "zero": 1}, "zero=1 without shard= makes one of all data ranks"),
-        ({"data": 2, "local_steps": 2, "swap": "disk"}, "local_steps and swap='disk' are not combined"),
+        ({"data": 2, "local_steps": 2, "swap": "disk"}, "local_steps=2 needs swap=None, not 'disk'"),
         (
             {"data": 2, "local_steps": 2, "outer": "adam"},
             "outer is 'adam'; it must be one of 'average', 'nest",

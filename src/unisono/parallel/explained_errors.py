@@ -16,7 +16,7 @@ from torch import nn
 
 from unisono.errors import Mismatch
 
-from .plan import AUTOCAST_NEEDS
+from .plan import NEEDS
 from .sharded_parameters import TYPES
 from .structure import plain_class
 
@@ -128,7 +128,8 @@ def _recomputed(error: BaseException) -> bool:
 
 def _remedy(module: nn.Module, plan: Plan) -> str:
     """What to write where a module does not compute in low precision."""
-    without = [f"{name}=" for name, only, _ in AUTOCAST_NEEDS if getattr(plan, name) != only]
+    needs = NEEDS["precision='autocast'"]
+    without = [f"{need.field}=" for need in needs if getattr(plan, need.field) not in need.values]
     autocast = f"write precision='autocast'{' without ' * bool(without)}{', '.join(without)}"
     told = [autocast, 'keep this module in f32 (keep_f32=("its.path",)), or cast in its forward']
     return _joined([*_of_buffers(module, TYPES[plan.precision]), *told])

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from unisono.errors import UnfitError
 
 from .compression.settings import CompressionSettings
+from .pipeline.schedule import KINDS, splits_backward
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
-SPLIT_BACKWARD = ("zb-h1", "zbv")
 PRECISIONS = ("f32", "bf16", "fp16", "autocast")
-AUTOCAST_NEEDS = (
-    ("pipeline", 1, "the recorded operators of a stage run in the types of the recording"),
-    ("context", 1, "the recorded operators run in the types of the recording"),
-    ("expert", 1, "rows travel to experts in one type"),
-    ("keep_f32", (), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
-    ("reduce", "f32", "its gradients are f32"),
-)
 _COUNTS = ("data", "tensor", "pipeline", "context", "micro_batches", "expert", "copy_every")
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
 
@@ -59,6 +51,71 @@ class OuterSGD:
 
 OUTER = {"average": OuterSGD(1.0, 0.0, False), "nesterov": OuterSGD()}
 """The outer optimizers that have a name."""
+
+
+class Need(NamedTuple):
+    """What a setting needs of another one. Args: its field, the values that go with it, why."""
+
+    field: str
+    values: tuple[object, ...]
+    why: str
+
+
+NEEDS: dict[str, tuple[Need, ...]] = {
+    "precision='autocast'": (
+        Need("pipeline", (1,), "the recorded operators of a stage run in the types of the recording"),
+        Need("context", (1,), "the recorded operators run in the types of the recording"),
+        Need("expert", (1,), "rows travel to experts in one type"),
+        Need("keep_f32", ((),), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
+        Need("reduce", ("f32",), "its gradients are f32"),
+    ),
+    "swap": (
+        Need("tensor", (1,), "parts of matrices are not swapped"),
+        Need("pipeline", (1,), "stages are not swapped"),
+        Need("zero", (0,), "what data ranks share is not swapped: each rank swaps all of its own"),
+        Need("precision", ("f32",), "low copies of parameters are not swapped"),
+    ),
+    "compression": (
+        Need("zero", (0,), "it averages whole gradients, and data ranks that share have a part of them"),
+        Need("swap", (None,), "its error feedback stays in memory"),
+        Need("precision", ("f32", "autocast"), "it takes f32 gradients"),
+    ),
+    "local_steps": (
+        Need("buffers", ("average", "first"), "replicas meet with one model"),
+        Need("swap", (None,), "the weights of the last meeting stay in memory"),
+    ),
+    "expert": (
+        Need("swap", (None,), "experts that are not in memory cannot take rows of other ranks"),
+        Need("compression", (None,), "it averages over all data ranks, and experts differ there"),
+        Need("local_steps", (None,), "replicas that train on their own exchange no rows"),
+        Need("elastic", (False,), "a rank that dies takes the only copy of its experts with it"),
+    ),
+    "elastic": (
+        Need("tensor", (1,), "a rank that dies takes the only copy of its part of each matrix with it"),
+        Need("pipeline", (1,), "a rank that dies takes the only copy of its stage with it"),
+        Need("swap", (None,), "a newcomer gets values from memory"),
+        Need("compression", (None,), "what a rank has not sent yet is its own, and dies with it"),
+        Need(
+            "local_steps", (None,), "replicas that train on their own have no common state between meetings"
+        ),
+        Need("sync_batch_norm", (False,), "its sums are over fixed ranks"),
+        Need("buffers", ("average", "first"), "a newcomer has none"),
+    ),
+    "context": (
+        Need(
+            "sequence",
+            (False,),
+            "context ranks cut all activations so, and a larger context= cuts them further",
+        ),
+        Need("sync_batch_norm", (False,), "it sums over the rows of data ranks, not over positions"),
+        Need("keep_f32", ((),), "the recorded program has one type of parameters"),
+        Need("swap", (None,), "parameters come back by hooks of modules, which a context axis does not call"),
+        Need("compression", (None,), "what a rank has not sent yet is saved for data ranks only"),
+        Need("local_steps", (None,), "replicas meet over data ranks only"),
+        Need("elastic", (False,), "a rank that dies takes the only copy of its positions with it"),
+    ),
+}
+"""A setting -> what it needs, where it is not the default. `docs/plans.md` shows the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +208,7 @@ class Plan:
             if getattr(self, name) < 1:
                 raise UnfitError(f"Plan: {name} is {getattr(self, name)}; it must be at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
-        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("schedule", self.schedule, tuple(KINDS))
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("reduce", self.reduce, ("f32", "low"))
         _one_of("buffers", self.buffers, ("average", "first", "own"))
@@ -161,7 +218,6 @@ class Plan:
             raise UnfitError(
                 "Plan: sequence=True cuts sequences over the tensor ranks; set tensor to 2 or more"
             )
-        self._check_autocast()
         self._check_sharding()
         self._check_schedule()
         self._check_swap()
@@ -169,7 +225,7 @@ class Plan:
         self._check_local_steps()
         self._check_expert()
         self._check_elastic()
-        self._check_context()
+        self._check_needs()
 
     def _check_types(self) -> None:
         for name in ("zero", *_COUNTS, *_OPTIONAL):
@@ -192,15 +248,20 @@ class Plan:
         if cuts is not None and not (isinstance(cuts, tuple) and all(type(cut) is int for cut in cuts)):
             raise TypeError(f"Plan: cuts is {cuts!r}, expected a tuple of int or None")
 
-    def _check_autocast(self) -> None:
-        if self.precision == "autocast":
-            self._check_needs("precision='autocast'", *AUTOCAST_NEEDS)
-
-    def _check_needs(self, what: str, *needs: tuple[str, object, str]) -> None:
-        """Refuse other settings beside `what`. needs: (name, the only value that goes with it, why)."""
-        for name, only, why in needs:
-            if getattr(self, name) != only:
-                raise UnfitError(f"Plan: {what} needs {name}={only!r}, not {getattr(self, name)!r}: {why}")
+    def _check_needs(self) -> None:
+        """Refuse settings that do not go together."""
+        defaults = {each.name: each.default for each in fields(self)}
+        for setting, needs in NEEDS.items():
+            name, _, value = setting.partition("=")
+            here = f"{name}={getattr(self, name)!r}"
+            if here != setting if value else getattr(self, name) == defaults[name]:
+                continue
+            for need in needs:
+                if getattr(self, need.field) not in need.values:
+                    wanted = " or ".join(f"{need.field}={each!r}" for each in need.values)
+                    raise UnfitError(
+                        f"Plan: {here} needs {wanted}, not {getattr(self, need.field)!r}: {need.why}"
+                    )
 
     def _check_sharding(self) -> None:
         if self.shard is None:
@@ -218,16 +279,10 @@ class Plan:
             raise TypeError(
                 f"Plan: swap is {self.swap!r}, expected 'disk', 'memory', a folder's name or None"
             )
-        self._check_needs(
-            f"swap={self.swap!r}",
-            ("tensor", 1, "parts of matrices are not swapped"),
-            ("pipeline", 1, "stages are not swapped"),
-            ("zero", 0, "what data ranks share is not swapped: each rank swaps all of its own"),
-            ("precision", "f32", "low copies of parameters are not swapped"),
-        )
 
     def _check_schedule(self) -> None:
-        split = self.schedule in SPLIT_BACKWARD and self.pipeline > 1
+        kind = KINDS[self.schedule]
+        split = self.pipeline > 1 and splits_backward(self.schedule)
         if split and self.zero > 1:
             raise UnfitError(
                 f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, "
@@ -240,10 +295,11 @@ class Plan:
         stages = self.stages_per_rank
         if stages is not None and stages < 1:
             raise UnfitError(f"Plan: stages_per_rank is {stages}; it must be at least 1")
-        if self.schedule == "zbv" and stages not in (None, 2):
-            raise UnfitError(f"Plan: zbv has 2 stages on each rank, not {stages}")
-        if self.schedule in ("gpipe", "1f1b", "zb-h1") and stages not in (None, 1):
-            raise UnfitError(f"Plan: {self.schedule} has 1 stage on each rank, not {stages}; use interleaved")
+        if kind.stages and stages not in (None, *kind.stages):
+            several = f"{kind.stages[0]} stage{'s' if kind.stages[0] > 1 else ''}"
+            raise UnfitError(
+                f"Plan: {self.schedule} has {several} on each rank, not {stages}; use interleaved for others"
+            )
         if self.cuts is not None and (
             len(self.cuts) != self.stages - 1 or list(self.cuts) != sorted(set(self.cuts))
         ):
@@ -258,18 +314,6 @@ class Plan:
             raise TypeError(
                 f"Plan: compression is {self.compression!r}, expected PowerSGD(...), Compressed(...) or None"
             )
-        if self.zero:
-            raise UnfitError(
-                f"Plan: compression averages whole gradients on every data rank, and zero={self.zero} leaves "
-                "each rank a part of them; use zero=0"
-            )
-        if self.swap is not None:
-            raise UnfitError(f"Plan: compression and swap={self.swap!r} are not combined; leave one out")
-        if self.low:
-            raise UnfitError(
-                f"Plan: compression takes f32 gradients, and precision={self.precision!r} reduces its own; "
-                "use precision='f32'"
-            )
 
     def _check_local_steps(self) -> None:
         outer: object = self.outer
@@ -278,10 +322,6 @@ class Plan:
             raise UnfitError(f"Plan: outer is {outer!r}; it must be one of {allowed}, or an OuterSGD")
         if self.local_steps is None:
             return
-        if self.buffers == "own":
-            raise UnfitError(
-                "Plan: local_steps needs buffers='average' or 'first': replicas meet with one model"
-            )
         if self.local_steps < 1:
             raise UnfitError(f"Plan: local_steps is {self.local_steps}; it must be at least 1")
         if self.data // self.shards < 2:
@@ -289,8 +329,6 @@ class Plan:
                 f"zero={self.zero} without shard= makes one of all data ranks" if self.data > 1 else "data=1"
             )
             raise UnfitError(f"Plan: local_steps={self.local_steps} needs two replicas at least: {why}")
-        if self.swap is not None:
-            raise UnfitError(f"Plan: local_steps and swap={self.swap!r} are not combined; leave one out")
 
     def _check_expert(self) -> None:
         if self.expert == 1:
@@ -298,13 +336,6 @@ class Plan:
         if self.copies % self.expert:
             of = f"data={self.data}" + f" x context={self.context}" * (self.context > 1)
             raise UnfitError(f"Plan: expert={self.expert} does not divide {of}")
-        self._check_needs(
-            f"expert={self.expert}",
-            ("swap", None, "experts that are not in memory cannot take rows of other ranks"),
-            ("compression", None, "it averages over all data ranks, and experts differ there"),
-            ("local_steps", None, "replicas that train on their own exchange no rows"),
-            ("elastic", False, "a rank that dies takes the only copy of its experts with it"),
-        )
         if self.sharers % self.expert and self.expert % self.sharers:
             raise UnfitError(
                 f"Plan: neither of shard={self.sharers} and expert={self.expert} divides the other; the "
@@ -317,42 +348,11 @@ class Plan:
                 f"Plan: copy_every={self.copy_every} is for shards that survive their rank: it needs "
                 "elastic=True, and zero=1 to 3. With zero=0 every rank has the whole state"
             )
-        if not self.elastic:
-            return
-        self._check_needs(
-            "elastic=True",
-            ("tensor", 1, "a rank that dies takes the only copy of its part of each matrix with it"),
-            ("pipeline", 1, "a rank that dies takes the only copy of its stage with it"),
-            ("swap", None, "a newcomer gets values from memory"),
-            ("compression", None, "what a rank has not sent yet is its own, and dies with it"),
-            ("local_steps", None, "replicas that train on their own have no common state between meetings"),
-            ("sync_batch_norm", False, "its sums are over fixed ranks"),
-        )
-        if self.buffers == "own":
-            raise UnfitError("Plan: elastic=True needs buffers='average' or 'first': a newcomer has none")
-        if self.zero == 0 and self.low:
+        if self.elastic and self.zero == 0 and self.low:
             raise UnfitError(
                 f"Plan: elastic=True with zero=0 needs precision='f32', not {self.precision!r}: replicas in "
                 "low precision are bound to their ranks; use zero=1"
             )
-
-    def _check_context(self) -> None:
-        if self.context == 1:
-            return
-        self._check_needs(
-            f"context={self.context}",
-            (
-                "sequence",
-                False,
-                "context ranks cut all activations so, and a larger context= cuts them further",
-            ),
-            ("sync_batch_norm", False, "it sums over the rows of data ranks, not over positions"),
-            ("keep_f32", (), "the recorded program has one type of parameters"),
-            ("swap", None, "parameters come back by hooks of modules, which a context axis does not call"),
-            ("compression", None, "what a rank has not sent yet is saved for data ranks only"),
-            ("local_steps", None, "replicas meet over data ranks only"),
-            ("elastic", False, "a rank that dies takes the only copy of its positions with it"),
-        )
 
     def resized(self, data: int) -> Plan:
         """The plan with so many data ranks. `shard` grows to the next number that divides them.
@@ -412,7 +412,7 @@ class Plan:
         """Stages on each pipeline rank."""
         if self.pipeline == 1:
             return 1
-        return self.stages_per_rank or (2 if self.schedule in ("interleaved", "zbv") else 1)
+        return self.stages_per_rank or (KINDS[self.schedule].stages or (2,))[0]
 
     @property
     def stages(self) -> int:

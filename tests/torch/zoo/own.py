@@ -119,18 +119,19 @@ class BatchNormResNet(nn.Module):
 
 
 class UNet(nn.Module):
-    """Skip connections across all levels; convolutions without norms can be cut by channel."""
+    """Skip connections across all levels; convolutions are cut by channel, and their norms by group."""
 
     def __init__(self) -> None:
         super().__init__()
         self.down1, self.down2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.norm = nn.GroupNorm(4, 16)
         self.mid1, self.mid2 = nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 16, 3, padding=1)
         self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
         self.out, self.head = nn.Conv2d(16, 4, 3, padding=1), nn.Linear(4 * 64, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         first = functional.silu(self.down1(x))
-        second = functional.silu(self.down2(first))
+        second = functional.silu(self.norm(self.down2(first)))
         middle = self.mid2(functional.silu(self.mid1(second)))
         up = self.up(second + middle)
         return self.head(self.out(torch.cat([first, up], dim=1)).flatten(1))

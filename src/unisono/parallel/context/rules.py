@@ -1,8 +1,12 @@
 """What each operator does where its inputs are cut along the sequence, and how this rank runs its part.
 
+Positions are an index of the program, as features are. Where the rule of an operator (graph/rules.py) joins
+them with dims of its inputs and outputs, each rank runs it on its positions. Here stand the operators that do
+more: they look at other positions, sum over them, take some of them off, or are given sizes.
+
 A rule gets the call of an operator and the places of the sequence in its inputs. It returns the places in the
-outputs, says which whole inputs are taken in part, and may replace what runs. An operator without a rule, or
-one that needs more than the positions of a rank, raises LayoutError.
+outputs, says which whole inputs are taken in part, and may replace what runs. None: the rule on indices says
+all. An operator that needs more than the positions of a rank raises LayoutError.
 """
 
 from __future__ import annotations
@@ -17,21 +21,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from unisono.parallel.graph.containers import mapped
+from unisono.parallel.graph.indices import Dim, one, roots
 from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS
 from unisono.parallel.graph.program import Ref, refs, writes_of
-from unisono.parallel.graph.rules import LIKE, slice_of
+from unisono.parallel.graph.rules import ALONG, Rules, slice_of
 
 from .attention import Attention, attend, heads_are_cheaper
 from .call import RuleCall
 from .exchange import gathered, take, total
-from .gathers import all_positions, convolution, on_all, product
+from .gathers import all_positions, convolution, product
 from .layout import LayoutError, SequenceDim, local_shape, viewed
 
 __all__ = ["ATTENTION", "WholeMemory", "run_rule"]
 
 ATTENTION = "unisono.attention"
 
-Rule = Callable[[RuleCall], "list[SequenceDim | None]"]
+Rule = Callable[[RuleCall], "list[SequenceDim | None] | None"]
 
 
 class WholeMemory(LayoutError):
@@ -52,11 +57,9 @@ def run_rule(call: RuleCall) -> list[SequenceDim | None]:
     """
     node = call.node
     rule = RULES.get(node.name)
-    if rule is None and (node.name in LIKE or torch.Tag.pointwise in node.op.tags):
-        rule = _pointwise
-    if rule is None:
-        raise LayoutError("no rule says what it does with each position")
-    found = rule(call)
+    found = None if rule is None else rule(call)
+    if found is None:
+        found = _by_index(call)
     for before, after in () if call.on_all else writes_of(node):
         place = call.places.get(before)
         target = found[node.outputs.index(after)] if after in node.outputs else place
@@ -70,37 +73,52 @@ def run_rule(call: RuleCall) -> list[SequenceDim | None]:
 # ---- by position ----
 
 
-def _pointwise(call: RuleCall) -> list[SequenceDim | None]:
-    shapes = [call.graph.values[n].shape for n in call.node.outputs if n is not None]
-    place = _broadcast(call, list(refs((call.args, call.node.named))), shapes[0])
-    return [place if shape == shapes[0] else None for shape in shapes]
+def _by_index(call: RuleCall) -> list[SequenceDim | None]:
+    """Follow the sequence as an index through the operator's rule of graph/rules.py."""
+    given, values = list(refs((call.args, call.node.named))), call.graph.values
+    fixed = {before for before, _ in writes_of(call.node)}  # the others come to it
+    known = [ref for ref in given if call.place(ref) is not None]
+    first = min(known, key=lambda ref: ref.value not in fixed)
+    place = call.cut(first)
+    came = {ref.value: [one(size) for size in call.shape(ref)] for ref in given}
+    if not came[first.value][place.dim][0]:
+        raise LayoutError("its sequence is one position")
+    rules = Rules(call.graph, set(), set())
+    rules.dims.update((number, [*dims]) for number, dims in came.items())
+    rules.run(call.node)
+    (index,) = roots([came[first.value][place.dim]])
+    if index.why or index in roots(each.dim for each in rules.contractions):
+        raise LayoutError("it needs all positions")
 
+    def where(dims: Sequence[Dim]) -> list[int]:
+        return [at for at, dim in enumerate(dims) if index in roots([dim])]
 
-def _broadcast(call: RuleCall, given: Sequence[Ref], shape: Sequence[int]) -> SequenceDim:
-    """The place in what all inputs are broadcast to."""
-    first = next(ref for ref in given if call.place(ref) is not None)
-    for ref in given:  # a value with writes cannot move: the others come to it
-        if any(ref.value == before for before, _ in writes_of(call.node)) and call.place(ref) is not None:
-            first = ref
-    known = call.cut(first)
-    place = known.at(known.dim + len(shape) - len(call.shape(first)))
     for ref in given:
-        here = call.shape(ref)
-        dim = place.dim - len(shape) + len(here)
-        if dim >= 0 and here[dim] == shape[place.dim]:
-            call.want(ref, place.at(dim))
-        elif dim >= 0 and here[dim] != 1:
-            raise LayoutError(f"a dimension of {here[dim]} meets the sequence")
-        elif call.place(ref) is not None:
+        here, lies = where(came[ref.value]), call.place(ref)
+        if len(here) > 1 or (lies is not None and here != [lies.dim]):
             raise LayoutError("it compares each position with every other one")
-    return place
+        if here:
+            call.want(ref, place.at(here[0]))
+    found: list[SequenceDim | None] = []
+    for number in call.node.outputs:
+        dims = [] if number is None else rules.dims[number]
+        there = where(dims)
+        if number is None or not math.prod(values[number].shape):
+            found.append(None)
+        elif len(there) != 1 or len(dims[there[0]]) != 1:
+            raise LayoutError("it makes a value of all positions")
+        else:
+            sizes = [factor.size for factor in dims[there[0]][0]]
+            at = [factor.index.root() for factor in dims[there[0]][0]].index(index)
+            found.append(SequenceDim(there[0], place.outer * math.prod(sizes[:at]), place.span))
+    return found
 
 
 def _like_new(_call: RuleCall) -> list[SequenceDim | None]:
     return [None]
 
 
-def _created(call: RuleCall) -> list[SequenceDim | None]:
+def _created(call: RuleCall) -> list[SequenceDim | None] | None:
     """Memory whose positions are written one by one is whole on every rank."""
     place, number, sizes = call.cut(call.args[0]), call.node.outputs[0], call.out()
     assert number is not None
@@ -113,53 +131,10 @@ def _created(call: RuleCall) -> list[SequenceDim | None]:
         and node.args[1] % dims == place.dim
         for node in call.graph.nodes[call.node.number + 1 :]
     ):
-        return _pointwise(call)
+        return None
     op = call.node.op
     call.run = lambda like, *args, **named: op(like.new_empty(sizes), *args, **named)
     return [None]
-
-
-def _embedding(call: RuleCall) -> list[SequenceDim | None]:
-    call.stays_whole(call.args[0])
-    return [call.cut(call.args[1])]
-
-
-def _index(call: RuleCall) -> list[SequenceDim | None]:
-    table, given = call.args[0], call.args[1]
-    at = [dim for dim, ref in enumerate(given) if ref is not None]
-    indices = [given[dim] for dim in at]
-    if any(call.graph.values[ref.value].dtype == torch.bool for ref in indices):
-        raise LayoutError("it picks by a mask")
-    place = call.place(table)
-    if place is not None and at == list(range(at[0], at[0] + len(at))) and place.dim not in at:
-        call.stays_whole(*indices)
-        return [place.at(place.dim + (place.dim > at[0]) * (len(call.out()) - len(call.shape(table))))]
-    if len(indices) != 1:
-        raise LayoutError("it picks by several indices")
-    call.stays_whole(table)
-    return [call.cut(indices[0]).at(call.cut(indices[0]).dim + at[0])]
-
-
-def _gather(call: RuleCall) -> list[SequenceDim | None]:
-    came, places = call.args[0], call.args[2]
-    place, at = call.cut(came), call.args[1] % len(call.shape(came))
-    if place.dim == at or call.shape(places)[place.dim] != call.shape(came)[place.dim]:
-        raise LayoutError("it picks positions of the sequence")
-    call.want(places, place)
-    return [place]
-
-
-def _scatter(call: RuleCall) -> list[SequenceDim | None]:
-    came, dim, *given = call.args[:4]
-    given = [ref for ref in (came, *given) if isinstance(ref, Ref)]
-    place = next(found for ref in given if (found := call.place(ref)) is not None)
-    if dim % len(call.out()) == place.dim:
-        raise LayoutError("it picks positions of the sequence")
-    for ref in given:
-        if call.shape(ref)[place.dim] != call.out()[place.dim]:
-            raise LayoutError("it leaves positions of the sequence out")
-        call.want(ref, place)
-    return [place]
 
 
 # ---- shapes ----
@@ -184,36 +159,21 @@ def _complex_view(call: RuleCall) -> list[SequenceDim | None]:
 
 
 def _expand(call: RuleCall) -> list[SequenceDim | None]:
-    place = call.cut(call.args[0])
-    place = place.at(place.dim + len(call.out()) - len(call.shape(call.args[0])))
+    (place,) = _by_index(call)
+    assert place is not None
     call.size_run(place)
     return [place]
-
-
-def _permute(call: RuleCall) -> list[SequenceDim | None]:
-    place, dims = call.cut(call.args[0]), len(call.shape(call.args[0]))
-    order = list(range(dims))
-    if call.node.name == "aten.permute":
-        order = [at % dims for at in call.args[1]]
-    elif dims > 1:
-        first, second = call.args[1:3] if call.node.name.startswith("aten.transpose") else (0, 1)
-        order[first], order[second] = order[second], order[first]
-    return [place.at(order.index(place.dim))]
 
 
 def _dim(call: RuleCall, at: int, name: str = "dim", default: int = 0, more: int = 0) -> int:
     return int(call.given(at, name, default) % (len(call.shape(call.args[0])) + more))
 
 
-def _without(place: SequenceDim, dim: int) -> SequenceDim:
-    return place.at(place.dim - (dim < place.dim))
-
-
-def _select(call: RuleCall) -> list[SequenceDim | None]:
+def _select(call: RuleCall) -> list[SequenceDim | None] | None:
     came = call.args[0]
     place, dim = call.cut(came), _dim(call, 1)
     if dim != place.dim:
-        return [_without(place, dim)]
+        return None
     if call.written_later(came):
         raise LayoutError("it takes a position as a copy of memory that is written later, or through it")
     position = call.given(2, "index", 0)
@@ -236,19 +196,12 @@ def _only_sequence(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
         raise LayoutError("it takes positions of a dimension that is the sequence and another one")
 
 
-def _unbind(call: RuleCall) -> list[SequenceDim | None]:
-    place, dim = call.cut(call.args[0]), _dim(call, 1)
-    if dim == place.dim:
-        return on_all(call, [None for _ in call.node.outputs])
-    return [_without(place, dim) for _ in call.node.outputs]
-
-
-def _slice(call: RuleCall) -> list[SequenceDim | None]:
+def _slice(call: RuleCall) -> list[SequenceDim | None] | None:
     came, dim, start, stop, step = slice_of(call.node)
     place, shape = call.cut(came), call.shape(came)
     dim = (dim or 0) % len(shape)
     if dim != place.dim:
-        return [place]
+        return None
     begin, end, stride = slice(start, stop, step or 1).indices(shape[dim])
     if (begin, end, stride) == (0, shape[dim], 1):
         call.run = lambda tensor, *_args, **_named: tensor.narrow(dim, 0, tensor.shape[dim])
@@ -262,23 +215,9 @@ def _slice(call: RuleCall) -> list[SequenceDim | None]:
     return [SequenceDim(dim, 1, place.span.part(begin, end))]
 
 
-def _split(call: RuleCall) -> list[SequenceDim | None]:
-    place = call.cut(call.args[0])
-    if _dim(call, 2) == place.dim:
-        raise LayoutError("it splits the sequence")
-    return [place for _ in call.node.outputs]
-
-
-def _cat(call: RuleCall) -> list[SequenceDim | None]:
-    given = [ref for ref in call.args[0] if call.shape(ref) != (0,)]
-    stacks = call.node.name == "aten.stack"
-    place = call.cut(next(ref for ref in given if call.place(ref) is not None))
-    dim = int(call.given(1, "dim", 0) % len(call.out()))
-    if not stacks and dim == place.dim:
-        return _joined(call, place)
-    for ref in given:
-        call.want(ref, place)
-    return [place.at(place.dim + (stacks and dim <= place.dim))]
+def _cat(call: RuleCall) -> list[SequenceDim | None] | None:
+    cut = next(found for ref in call.args[0] if (found := call.place(ref)) is not None)
+    return _joined(call, cut) if int(call.given(1, "dim", 0) % len(call.out())) == cut.dim else None
 
 
 def _joined(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
@@ -308,19 +247,13 @@ def _joined(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
     return [SequenceDim(dim, 1, span)]
 
 
-def _repeat(call: RuleCall) -> list[SequenceDim | None]:
-    place, times = call.cut(call.args[0]), call.args[1]
-    place = place.at(place.dim + len(times) - len(call.shape(call.args[0])))
-    return [SequenceDim(place.dim, place.outer * times[place.dim], place.span)]
-
-
-def _padded(call: RuleCall) -> list[SequenceDim | None]:
+def _padded(call: RuleCall) -> list[SequenceDim | None] | None:
     came, pads = call.args[0], list(call.args[1])
     place, dims = call.cut(came), len(call.shape(came))
     at = 2 * (dims - 1 - place.dim)
     front, back = [*pads[at : at + 2], 0, 0][:2]
     if not front and not back:
-        return [place]
+        return None
     _only_sequence(call, came, place)
     size, span = place.span.size, place.span.part(-front, place.span.size + back)
     if span.size < 1:
@@ -340,59 +273,23 @@ def _count(positions: Sequence[int], begin: int, end: int) -> int:
 # ---- sums ----
 
 
-def _norm(call: RuleCall) -> list[SequenceDim | None]:
-    """Norms over the last dims; further tensors are their weight and bias."""
-    place = call.cut(call.args[0])
-    if place.dim >= len(call.shape(call.args[0])) - len(call.args[1]):
-        raise LayoutError("it takes a mean over the sequence")
-    call.stays_whole(*call.args[2:])
-    return [place for _ in call.node.outputs]
+def _along(call: RuleCall) -> list[SequenceDim | None]:
+    """Functions along dims: softmax, sort, cumsum, reductions. Along the sequence they get all of it."""
+    try:
+        return _by_index(call)
+    except LayoutError:
+        return all_positions(call)
 
 
-def _along(at: int, default: int | None = None) -> Rule:
-    """Functions along dims, but for the sequence: softmax, sort, cumsum, reductions."""
-
-    def rule(call: RuleCall) -> list[SequenceDim | None]:
-        came = call.args[0]
-        place, over = call.cut(came), _over(call, at, default)
-        if over is None:
-            return _pointwise(call)
-        if place.dim in over:
-            return all_positions(call)
-        return [_left(place, over, len(shape), len(call.shape(came))) for shape in _outs(call)]
-
-    return rule
-
-
-def _over(call: RuleCall, at: int, default: int | None = None) -> list[int] | None:
-    """The dims that a reduction is over; None: it is the function of two tensors."""
-    given = call.given(at, "dim", default)
-    if isinstance(given, Ref):
-        return None
-    dims = len(call.shape(call.args[0]))
-    if given is None or isinstance(given, bool) or (isinstance(given, (list, tuple)) and not given):
-        return list(range(dims))
-    return [dim % dims for dim in (given if isinstance(given, (list, tuple)) else [given])]
-
-
-def _outs(call: RuleCall) -> list[tuple[int, ...]]:
-    return [call.graph.values[number].shape for number in call.node.outputs if number is not None]
-
-
-def _left(place: SequenceDim, over: Sequence[int], left: int, dims: int) -> SequenceDim:
-    return place if left == dims else place.at(place.dim - sum(dim < place.dim for dim in over))
-
-
-def _sum(call: RuleCall) -> list[SequenceDim | None]:
+def _sum(call: RuleCall) -> list[SequenceDim | None] | None:
     """sum and mean: over the sequence the ranks add up."""
-    came = call.args[0]
-    place, over = call.cut(came), _over(call, 1)
-    assert over is not None
-    (shape,), whole = _outs(call), call.shape(came)
+    (came, *_), out = call.args, call.out()
+    whole, place, given = call.shape(came), call.cut(came), call.given(1, "dim")
+    over = [dim % len(whole) for dim in given] if given else list(range(len(whole)))
     if place.dim not in over:
-        return [_left(place, over, len(shape), len(whole))]
+        return None
     count = math.prod(whole[dim] for dim in over) if call.node.name == "aten.mean" else 1
-    kind, keeps = call.graph.values[call.node.outputs[0] or 0].dtype, len(shape) == len(whole)
+    kind, keeps = call.graph.values[call.node.outputs[0] or 0].dtype, len(out) == len(whole)
     ranks, label = call.ranks, call.label()
 
     def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
@@ -437,13 +334,16 @@ def _nll(call: RuleCall) -> list[SequenceDim | None]:
 def _distance(at: int) -> Rule:
     """Losses of two values that are alike: their mean or sum is over all elements."""
 
-    def rule(call: RuleCall) -> list[SequenceDim | None]:
-        given = [ref for ref in call.args[:2] if isinstance(ref, Ref)]
-        shape = torch.broadcast_shapes(*(call.shape(ref) for ref in given))
-        place = _broadcast(call, list(refs(call.args)), shape)
+    def rule(call: RuleCall) -> list[SequenceDim | None] | None:
         reduction = call.given(at, "reduction", 1)
         if not reduction:
-            return [place]
+            return None
+        given = list(refs(call.args))
+        place, shape = next(found for ref in given if (found := call.place(ref))), call.shape(given[0])
+        for ref in given:
+            if call.shape(ref) != shape:
+                raise LayoutError("it compares values of different shapes")
+            call.want(ref, place)
         count, op = math.prod(shape) if reduction == 1 else 1, call.node.op
         ranks, label = call.ranks, call.label()
 
@@ -578,34 +478,14 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("aten._reshape_alias", "aten.squeeze"), _view),
     **dict.fromkeys(("aten.view_as_complex", "aten.view_as_real"), _complex_view),
     "aten.expand": _expand,
-    **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t"), _permute),
     "aten.select": _select,
-    "aten.unbind": _unbind,
     "aten.slice": _slice,
-    **dict.fromkeys(("aten.split", "aten.split_with_sizes"), _split),
-    **dict.fromkeys(("aten.cat", "aten.stack"), _cat),
-    "aten.repeat": _repeat,
+    "aten.cat": _cat,
     "aten.constant_pad_nd": _padded,
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), product),
     "aten.convolution": convolution,
     **dict.fromkeys(("aten.mkldnn_rnn_layer", "aten.native_group_norm"), all_positions),
-    "aten.embedding": _embedding,
-    "aten.index": _index,
-    "aten.gather": _gather,
-    **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_"), _scatter),
-    **dict.fromkeys(("aten.native_layer_norm", "aten._fused_rms_norm"), _norm),
-    **dict.fromkeys(("aten._softmax", "aten._log_softmax", "aten._safe_softmax"), _along(1)),
-    **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.logcumsumexp"), _along(1)),
-    "aten.sort": _along(1, -1),
-    "aten.topk": _along(2, -1),
-    **dict.fromkeys(
-        (
-            "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.any", "aten.all", "aten.prod", "aten.var",
-            "aten.std", "aten.argmax", "aten.argmin", "aten.logsumexp", "aten.var_mean",
-        ),
-        _along(1),
-    ),
-    "aten.linalg_vector_norm": _along(2),
+    **dict.fromkeys(ALONG, _along),
     "aten.histc": _histogram,
     **dict.fromkeys(("aten.sum", "aten.mean"), _sum),
     **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss2d_forward"), _nll),

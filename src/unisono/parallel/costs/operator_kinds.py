@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unisono.parallel.graph.containers import tensors_in
 
-__all__ = ["OperatorPoint", "point_of"]
+__all__ = ["PRICED", "OperatorPoint", "point_of"]
 
 
 class OperatorPoint(NamedTuple):
@@ -221,3 +221,5 @@ CONVOLUTIONS: dict[str, _Formula] = {
     **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), _convolution),
     **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), _convolution_backward),
 }
+PRICED = {*PRODUCTS, *CONVOLUTIONS, *ONE_SIZE, *SUMS, *HEAVY, *COPIES}
+"""Every operator with a price of its own."""

@@ -48,6 +48,7 @@ SIZED = {
     "view", "reshape", "view_as", "expand", "unflatten", "split", "split_with_sizes", "chunk", "narrow",
     "__getitem__", "zeros", "ones", "empty", "full", "new_zeros", "new_ones", "new_empty", "new_full",
     "repeat", "tensor_split", "slice_scatter", "rand", "randn", "resize_", "as_strided", "broadcast_to",
+    "group_norm",
 }  # fmt: skip
 
 

@@ -17,9 +17,9 @@ from .call_structure import Slot
 from .capture import CaptureError, Shapes
 from .choice import Choice
 from .containers import mapped
-from .local_model import LocalModel, ProgramMismatch, slice_bounds
+from .local_model import LocalModel, ProgramMismatch, groups_of_part, slice_bounds
 from .program import Frame, Graph, Node, Ref, refs
-from .rules import slice_of
+from .rules import GROUP_NORM, slice_of
 from .sequence import ScatteredPositions
 
 __all__ = ["ProgramMismatch", "compare"]
@@ -184,6 +184,11 @@ class _Comparison:
             if here != wanted:
                 raise ProgramMismatch(
                     node, f"its part takes elements {here} where {wanted} are expected, at {node.line}"
+                )
+        elif node.name == GROUP_NORM:
+            if (groups_of_part(self._choice, node), node.args[7:]) != (other.args[6], other.args[7:]):
+                raise ProgramMismatch(
+                    node, f"its part has other groups than {node.args[6]} in all, at {node.line}"
                 )
         elif _plain(node) != _plain(other):
             raise ProgramMismatch(

@@ -20,7 +20,7 @@ from .choice import Choice
 from .cut import Cut, ModuleMove, Moves, Sizes
 from .indices import size_of
 from .program import FunctionCall, Node
-from .rules import slice_of
+from .rules import GROUP_NORM, slice_of
 
 __all__ = ["LocalModel", "ModuleMoves", "ProgramMismatch", "changed", "slice_bounds"]
 
@@ -165,9 +165,18 @@ def _wanted(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, 
         sizes = [(choice.graph.values[n].shape[dim], choice.local(n)[dim]) for n in outputs]
         listed = len(call.numbers) >= len(sizes) > 1 and last.name == "aten.split_with_sizes"
         return dict(enumerate(sizes if listed else sizes[:1]))
+    if call.function == "group_norm":
+        norms = [node for node in nodes if node.name == GROUP_NORM]
+        return dict(enumerate((node.args[6], groups_of_part(choice, node)) for node in norms))
     if call.function in ("__getitem__", "narrow"):
         return _bounds(choice, call, nodes)
     return {}
+
+
+def groups_of_part(choice: Choice, node: Node) -> int:
+    """How many groups a rank's channels are, of a group norm: each has as many channels as without a cut."""
+    number = node.args[0].value
+    return int(node.args[6]) * choice.local(number)[1] // choice.graph.values[number].shape[1]
 
 
 def _bounds(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:

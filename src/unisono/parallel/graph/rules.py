@@ -15,7 +15,7 @@ import torch
 from .indices import Dim, Dims, block, block_all, groups_of, join, mark, one, regrouped, size_of
 from .program import Graph, Node, Ref, Value, writes_of
 
-__all__ = ["DRAWS", "Contraction", "Rules", "slice_of"]
+__all__ = ["ALONG", "DRAWS", "GROUP_NORM", "WHOLE", "Contraction", "Rules", "rule_of", "slice_of"]
 
 # Operators that draw random numbers
 DRAWS = {
@@ -32,7 +32,7 @@ LIKE = (
     "aten.contiguous", "aten.lift_fresh", "aten.lift_fresh_copy", "aten.masked_fill", "aten.masked_fill_",
     "aten.where", "aten.view_as", "aten.exponential_", "aten._conj", "aten.conj", "aten.isnan", "aten.glu_",
     "aten.threshold", "aten.hardtanh", "aten.leaky_relu", "aten.elu", "aten.softplus", "aten.prelu",
-    "aten._prelu_kernel",
+    "aten._prelu_kernel", "aten.hardswish", "aten.hardswish_", "aten.log_sigmoid_forward",
 )  # fmt: skip
 NEW = (
     "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.new_zeros", "aten.new_ones", "aten.new_full",
@@ -43,6 +43,25 @@ SPATIAL = (
     "aten.upsample_nearest2d", "aten.upsample_bilinear2d", "aten.upsample_nearest1d", "aten.max_pool1d",
     "aten.adaptive_avg_pool1d", "aten.mean_pool2d", "aten.reflection_pad2d", "aten.reflection_pad1d",
 )  # fmt: skip
+
+
+GROUP_NORM = "aten.native_group_norm"
+LOSS = "it is a loss of whole values"
+WHOLE = {  # operators of which nothing is cut -> why
+    **dict.fromkeys(
+        ("aten.native_batch_norm", "aten._native_batch_norm_legit", "aten._batch_norm_with_update"),
+        "it writes the statistics of whole channels",
+    ),
+    **dict.fromkeys(("aten.index_add", "aten.index_put", "aten._index_put_impl_"), "it writes to any place"),
+    **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.mse_loss"), LOSS),
+    **dict.fromkeys(("aten.smooth_l1_loss", "aten.huber_loss", "aten.binary_cross_entropy"), LOSS),
+    **dict.fromkeys(("aten.mv", "aten.addmv", "aten.dot"), "a vector is too small to be cut"),
+    **dict.fromkeys(
+        ("aten.linear", "aten._convolution", "aten.mkldnn_convolution", "aten._addmm_activation"),
+        "it is a form of another operator, without gradients",
+    ),
+    "aten._grouped_mm": "its rows are those of experts, which expert= spreads",
+}  # fmt: skip
 
 
 class Contraction:
@@ -108,15 +127,12 @@ class Rules:
         why = f"{node.name} needs all of it, at {node.line}"
         came = list(_refs(node))
         self._check_writes(node, came)
-        rule = RULES.get(node.name)
-        if rule is None and node.name.startswith("aten._scaled_dot_product"):
-            rule = _attention
-        if rule is None and (node.name in LIKE or torch.Tag.pointwise in node.op.tags):
-            rule = _pointwise
+        rule = rule_of(node.op)
         found = None if rule is None else rule(self, node, why)
         if found is None:
             if rule is None:
-                why = f"{node.name} has no rule, at {node.line}"
+                because = WHOLE.get(node.name, "it has no rule")
+                why = f"{node.name} needs all of it: {because}, at {node.line}"
             block_all((dim for ref in came for dim in self.of(ref)), why)
             found = []
         outputs = [number for number in node.outputs if number is not None]
@@ -391,6 +407,19 @@ def _last(count: Callable[[Node], int]) -> Rule:
     return rule
 
 
+def _group_norm(rules: Rules, node: Node, why: str) -> list[Dims | None]:
+    """Each group of channels by itself: a cut is between groups."""
+    x, weight, bias, *_, groups, _ = node.args
+    rows, channels, *spatial = rules.of(x)
+    block_all(spatial, why)
+    counted, within = regrouped([channels], [groups, size_of(channels) // groups], why)
+    block(within, why)
+    for ref in (weight, bias):
+        if ref is not None:
+            join(channels, rules.of(ref)[0], why)
+    return [rules.of(x), *([rows, counted] for _ in node.outputs[1:])]
+
+
 def _along(place: int, *, keeps: bool, default: int | None = None) -> Rule:
     """Functions along dims: softmax, sort, cumsum (which keep them), and reductions."""
 
@@ -399,8 +428,9 @@ def _along(place: int, *, keeps: bool, default: int | None = None) -> Rule:
         given = node.args[place] if len(node.args) > place else node.named.get("dim", default)
         if isinstance(given, Ref):  # the function of two tensors
             return _pointwise(rules, node, why)
-        given = None if isinstance(given, (list, tuple)) and not given else given
-        dims = range(len(came)) if given is None else given if isinstance(given, (list, tuple)) else [given]
+        if given is None or isinstance(given, bool) or given == []:  # a bool: whether std is unbiased
+            given = range(len(came))
+        dims = [given] if isinstance(given, int) else given
         over = {at % len(came) for at in dims} if came else set()
         block_all((came[at] for at in over), why)
         outputs = [rules.graph.values[number].shape for number in node.outputs if number is not None]
@@ -428,6 +458,18 @@ def _gather(rules: Rules, node: Node, why: str) -> list[Dims | None]:
             else:
                 block_all((a, b), why)
     return [places]
+
+
+def _scatter(rules: Rules, node: Node, why: str) -> list[Dims | None]:
+    """Elements go to other places of one dim. Where the others are longer than the indices, some are left."""
+    came, at = rules.of(node.args[0]), node.args[1]
+    for ref in _refs(node)[1:]:
+        for place, (a, b) in enumerate(zip(came, rules.of(ref), strict=False)):
+            if place != at % len(came) and size_of(a) == size_of(b):
+                join(a, b, why)
+            else:
+                block_all((a, b), why)
+    return [came]
 
 
 def _index_select(rules: Rules, node: Node, why: str) -> list[Dims | None]:
@@ -520,25 +562,7 @@ def _spatial(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     return [[*came[:kept], *(one(size, why) for size in shape[kept:])] for shape in shapes]
 
 
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(NEW, _new),
-    **dict.fromkeys(("aten.arange", "aten.eye", "aten.linspace", "aten.randperm"), _positions),
-    **dict.fromkeys(("aten.triu_indices", "aten.tril_indices", "aten.one_hot", "aten.randint"), _positions),
-    **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
-    **dict.fromkeys(("aten._reshape_alias", "aten.unsqueeze_", "aten.squeeze_", "aten.squeeze"), _view),
-    "aten.expand": _expand,
-    **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t", "aten.transpose_", "aten.t_"), _permute),
-    "aten.select": _select,
-    "aten.unbind": _unbind,
-    "aten.slice": _slice,
-    **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk"), _split),
-    "aten.cat": _cat,
-    "aten.stack": _stack,
-    **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), _product),
-    "aten.convolution": _convolution,
-    "aten.embedding": _embedding,
-    "aten.native_layer_norm": _last(lambda node: len(node.args[1])),
-    "aten._fused_rms_norm": _last(lambda node: len(node.args[1])),
+ALONG: dict[str, Rule] = {  # functions along dims, which need all of them
     **dict.fromkeys(("aten._softmax", "aten._log_softmax", "aten._safe_softmax"), _along(1, keeps=True)),
     **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.logcumsumexp"), _along(1, keeps=True)),
     "aten.sort": _along(1, keeps=True, default=-1),
@@ -551,8 +575,43 @@ RULES: dict[str, Rule] = {
         ),
         _along(1, keeps=False),
     ),
-    "aten.linalg_vector_norm": _along(2, keeps=False),
+    **dict.fromkeys(("aten.linalg_vector_norm", "aten.norm"), _along(2, keeps=False)),
+}  # fmt: skip
+
+
+def rule_of(op: Any) -> Rule | None:
+    """The rule of an operator; None: nothing that reaches it is cut."""
+    name = str(op.overloadpacket)
+    if name.startswith("aten._scaled_dot_product"):
+        return _attention
+    pointwise = name in LIKE or torch.Tag.pointwise in op.tags
+    return RULES.get(name, _pointwise if pointwise and name not in WHOLE else None)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(NEW, _new),
+    **dict.fromkeys(("aten.arange", "aten.eye", "aten.linspace", "aten.randperm"), _positions),
+    **dict.fromkeys(("aten.triu_indices", "aten.tril_indices", "aten.one_hot", "aten.randint"), _positions),
+    **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),
+    **dict.fromkeys(("aten._reshape_alias", "aten.unsqueeze_", "aten.squeeze_", "aten.squeeze"), _view),
+    "aten._reshape_copy": _view,
+    "aten.expand": _expand,
+    **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t", "aten.transpose_", "aten.t_"), _permute),
+    "aten.select": _select,
+    "aten.unbind": _unbind,
+    "aten.slice": _slice,
+    **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk"), _split),
+    "aten.cat": _cat,
+    "aten.stack": _stack,
+    **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), _product),
+    "aten.convolution": _convolution,
+    "aten.embedding": _embedding,
+    GROUP_NORM: _group_norm,
+    "aten.native_layer_norm": _last(lambda node: len(node.args[1])),
+    "aten._fused_rms_norm": _last(lambda node: len(node.args[1])),
+    **ALONG,
     "aten.gather": _gather,
+    **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_"), _scatter),
     "aten.index_select": _index_select,
     "aten.index": _index,
     **dict.fromkeys(("aten.triu", "aten.tril", "aten.triu_", "aten.tril_"), _edges),

@@ -10,9 +10,11 @@ Example: 1f1b with p = 2, m = 2: rank 0: F0 F1 B0 B1; rank 1: F0 B0 F1 B1.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from unisono.errors import PlanError
@@ -60,6 +62,13 @@ class Schedule:
         """Stages of the pipeline."""
         return len(self.rank_of)
 
+    def kept(self, rank: int) -> int:
+        """The most forwards of a rank that wait for their backward."""
+        waits = itertools.accumulate(
+            {"F": 1, "B": -1, "W": -1}.get(each.kind, 0) for each in self.orders[rank]
+        )
+        return max(waits, default=0)
+
     def needs(self, action: Action) -> StageMessage | None:
         """The message that `action` needs, from another stage, on this rank or another."""
         kind, stage, micro = action
@@ -102,21 +111,46 @@ def schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> Sche
 
     Args:
         ranks: of the pipeline. One rank has the schedule of accumulation: F B F B.
-        chunks: stages on each rank, for "interleaved".
-    Sources: GPipe, arXiv:1811.06965. 1F1B: PipeDream-Flush, arXiv:2006.09503. Interleaved: arXiv:2104.04473.
-        ZB-H1: arXiv:2401.10241. ZBV: arXiv:2405.15362.
+        chunks: stages on each rank.
     """
     if ranks == 1:
         order = [Action(kind, 0, micro) for micro in range(micro_batches) for kind in "FB"]
         return Schedule(name, (tuple(order),), (0,), micro_batches)
-    if name == "zbv":
-        rank_of = (*range(ranks), *reversed(range(ranks)))
-        orders = _zbv(rank_of, ranks, micro_batches)
-    else:
-        rank_of = tuple(stage % ranks for stage in range(ranks * chunks))
-        make = {"gpipe": _gpipe, "1f1b": _1f1b, "interleaved": _interleaved, "zb-h1": _zb_h1}[name]
-        orders = [make(rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+    kind = KINDS[name]
+    rank_of = tuple(stage % ranks for stage in range(ranks * chunks))
+    if kind.folded:
+        rank_of = rank_of[:ranks] + rank_of[ranks - 1 :: -1]
+    orders = kind.make(rank_of, ranks, micro_batches)
     return Schedule(name, tuple(map(tuple, orders)), rank_of, micro_batches)
+
+
+Orders = Sequence[Sequence[Action]]
+MakeOrders = Callable[[tuple[int, ...], int, int], Orders]
+
+
+class ScheduleKind(NamedTuple):
+    """What there is to know of a schedule.
+
+    Args:
+        make: (stage -> rank, ranks, micro-batches) -> the actions of each rank.
+        stages: numbers of stages that a rank may have, the usual one first; (): 2, or any other.
+        folded: the second half of the stages runs back.
+        searched: numbers of stages on a rank that a search tries; (): where it is asked for.
+    """
+
+    make: MakeOrders
+    stages: tuple[int, ...] = (1,)
+    folded: bool = False
+    searched: tuple[int | None, ...] = (None,)
+
+
+def _by_rank(order: Callable[[int, int, int, int], list[Action]]) -> MakeOrders:
+    """Of a schedule that says what one rank does, from (rank, ranks, micro-batches, stages on each rank)."""
+
+    def make(rank_of: tuple[int, ...], ranks: int, micro_batches: int) -> Orders:
+        return [order(rank, ranks, micro_batches, len(rank_of) // ranks) for rank in range(ranks)]
+
+    return make
 
 
 def _gpipe(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:  # noqa: ARG001
@@ -218,6 +252,24 @@ def _before(action: Action, last: int) -> list[Action]:
     if kind == "W":
         return [Action("I", stage, micro)]
     return [Action("F", stage, micro), *([Action("I", stage + 1, micro)] if stage < last else [])]
+
+
+KINDS = {
+    "gpipe": ScheduleKind(_by_rank(_gpipe), searched=()),  # 1F1B has its bubble, and keeps less
+    "1f1b": ScheduleKind(_by_rank(_1f1b)),
+    "zb-h1": ScheduleKind(_by_rank(_zb_h1)),
+    "zbv": ScheduleKind(_zbv, stages=(2,), folded=True),
+    "interleaved": ScheduleKind(_by_rank(_interleaved), stages=(), searched=(2, 3, 4)),
+}
+"""Sources: GPipe, arXiv:1811.06965. 1F1B: PipeDream-Flush, arXiv:2006.09503. ZB-H1: arXiv:2401.10241.
+ZBV: arXiv:2405.15362. Interleaved: arXiv:2104.04473."""
+
+
+@lru_cache
+def splits_backward(name: str) -> bool:
+    """Whether a schedule computes the gradients of weights in a pass of their own."""
+    order = schedule(name, 2, 1, (KINDS[name].stages or (2,))[0])
+    return any(action.kind == "W" for actions in order.orders for action in actions)
 
 
 # ---- proof ----

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import UnfitError
-from unisono.parallel.pipeline.schedule import schedule
+from unisono.parallel.pipeline.schedule import KINDS, schedule, splits_backward
 from unisono.parallel.pipeline.stages import balance
-from unisono.parallel.plan import SPLIT_BACKWARD, Plan
+from unisono.parallel.plan import Plan
 from unisono.planner.search import beside, divisors
 
 if TYPE_CHECKING:
@@ -44,14 +44,8 @@ OPTIONAL = ("context", "expert", *SWAPS)
 """What is searched where it is asked for: axes, and where to swap."""
 
 RECOMPUTE = (False, "selective", True)
-SCHEDULES = ("1f1b", "zb-h1", "zbv", "interleaved")
-"""GPipe has the bubble of 1F1B and keeps more: it is for who gives it."""
-
 MOST_MICRO_BATCHES = 2048
 """That are searched: a schedule of more takes seconds to price."""
-
-INTERLEAVED = (2, 3, 4)
-"""Stages on each rank."""
 
 
 def values(given: Mapping[str, Any], name: str, otherwise: Sequence[Any]) -> list[Any]:
@@ -122,8 +116,8 @@ def _schedules(pipeline: int, given: Mapping[str, Any]) -> list[tuple[str, int |
         return [(values(given, "schedule", ("1f1b",))[0], values(given, "stages_per_rank", (None,))[0])]
     return [
         (name, stages)
-        for name in values(given, "schedule", SCHEDULES)
-        for stages in values(given, "stages_per_rank", INTERLEAVED if name == "interleaved" else (None,))
+        for name in values(given, "schedule", tuple(name for name, kind in KINDS.items() if kind.searched))
+        for stages in values(given, "stages_per_rank", KINDS[name].searched or (None,))
     ]
 
 
@@ -191,7 +185,7 @@ def _changed(plan: Plan, change: dict[str, Any]) -> Plan | None:
     if change.get("pipeline") == 1:
         change = {**change, **plain}
     tries = [change]
-    if plan.schedule in SPLIT_BACKWARD and "schedule" not in change:
+    if splits_backward(plan.schedule) and "schedule" not in change:
         tries.append({**change, **plain})
     for each in tries:
         try:
@@ -280,9 +274,10 @@ class StageCuts:
         if len(self._costs) < plan.stages:
             return []
         work, made = map(list, zip(*self._costs, strict=True))
-        home = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
+        order = schedule(plan.schedule, plan.pipeline, 2 * plan.pipeline, plan.chunks)
+        home = order.rank_of
         fast = balance(work, plan.stages, [1 / places[rank][1] for rank in home])
-        kept = [plan.pipeline - rank if plan.schedule == "1f1b" else 1 for rank in home]
+        kept = [order.kept(rank) for rank in home]
         lean = [count / places[rank][0] for count, rank in zip(kept, home, strict=True)]
         small = balance(made, plan.stages, [each / max(lean) for each in lean])
         return [*dict.fromkeys((fast, small))]

@@ -1,0 +1,40 @@
+"""What does not go together in a plan: one table, which `Plan` refuses by and docs/plans.md shows."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import unisono.parallel as up  # noqa: E402
+from loops import each  # noqa: E402
+from unisono.parallel.plan import NEEDS, Need  # noqa: E402
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "plans.md"
+SET = {
+    "swap": "disk", "compression": up.PowerSGD(), "local_steps": 2, "expert": 2, "elastic": True,
+    "context": 2, "precision='autocast'": "autocast", "tensor": 2, "pipeline": 2, "zero": 1,
+    "precision": "bf16", "buffers": "own", "sequence": True, "sync_batch_norm": True, "keep_f32": ("norms",),
+    "reduce": "low",
+}  # fmt: skip
+"""A setting -> a value that is not its default."""
+
+
+@each(("setting", "need"), [(setting, need) for setting, needs in NEEDS.items() for need in needs])
+def test_each_row_is_refused_by_its_reason(setting: str, need: Need) -> None:
+    more = {"data": 4, "shard": 2} if need.field == "zero" and setting == "local_steps" else {"data": 2}
+    more |= {"tensor": 2} if need.field == "sequence" else {}
+    chosen = {setting.partition("=")[0]: SET[setting], need.field: SET[need.field], **more}
+    with pytest.raises(ValueError, match=re.escape(need.why)):
+        up.Plan(**chosen)  # type: ignore[arg-type]
+
+
+def test_the_page_shows_the_table() -> None:
+    rows = [
+        f"| `{setting}` | {' or '.join(f'`{need.field}={value!r}`' for value in need.values)} | {need.why} |"
+        for setting, needs in NEEDS.items()
+        for need in needs
+    ]
+    page = PAGE.read_text()
+    assert "\n".join(rows) in page, "docs/plans.md: ## What does not go together has other rows"
