@@ -182,12 +182,8 @@ def check_wrong_use_is_named(folder: Path) -> None:
             optimizer=adamw,
             loss=functional.cross_entropy,
         )
-    with pytest.raises(ValueError, match="sync_batch_norm"):
-        up.Plan(data=2, elastic=True, **SYNC)
     with pytest.raises(ValueError, match="buffers is 'mine'; it must be one of average, first, own"):
         up.Plan(data=2, buffers="mine")
-    with pytest.raises(ValueError, match="a newcomer has none"):
-        up.Plan(data=2, buffers="own", elastic=True)
     run = begun(up.Plan(data=2, **SYNC), flat)
     with pytest.raises(ValueError, match=r"expected 2D or 3D input \(got 4D input\)"):
         run.step((torch.ones(4, 1, 1, 16), torch.zeros(4, dtype=torch.int64)))
