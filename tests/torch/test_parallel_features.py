@@ -11,29 +11,45 @@ import suite
 from loops import each
 from unisono.parallel import Plan
 
-MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_calls")
-MODULES += ("tensor_cuts", "model_traces", "outside_programs", "program_stages")
-TABLES = ("tensor_table", "hugging_face_table", "model_table", "parameter_table", "structure_table")
-TABLES += ("stage_table", "gradient_table", "call_table")
-MODULES += (
-    "outside_steps",
-    "partial_writes",
-    "rank_zero",
-    "frozen",
-    "kept_buffers",
-    "masks",
-    "cut_optimizers",
-    "weights",
-    "contexts",
-    "new_groups",
+RANKS = dict.fromkeys(
+    ("errors", "meetings", "program_axes", "context_axes", "sequence_axes", "combined_table"), 4
 )
-LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
-LOOP += ("batch_kinds", "autocasts", "loaders", "optimizer_scopes", "loss_means")
-STAGES = ("fused_saves", "program_axes")
+ALONE = ("errors", "swaps")  # each check has processes: it ends process groups, or limits a process's memory
+SWEPT = (
+    "context_axes",
+    "context_features",
+    "context_masks",
+    "context_programs",
+    "predictions",
+    "sequence_axes",
+)
+IN_SHORT: dict[str, list[str]] = {
+    "compiled": ["check_what_is_refused"],
+    "few_rows": ["check_a_rank_without_rows"],
+    "plain_copies": ["check_a_plain_copy_has_the_weights", "check_models_that_get_no_weights"],
+    "selective": ["check_losses_are_those_of_one_process"],
+    "sequences": ["short", "short: no positions"],
+    "unfrozen": ["check_a_short_training", "check_what_cannot_be_followed"],
+}
+"""Modules of which only the sweep runs everything -> what runs of them always."""
+ELSEWHERE = {
+    "chains": "test_parallel_layouts.py",
+    "chosen": "test_planning.py",
+    "compressed_runs": "test_parallel_compression.py",
+    "compression": "test_parallel_compression.py",
+    "elastic_places": "test_parallel_elastic.py",
+    "elastic_refusals": "test_parallel_elastic.py",
+    "expert_axis": "test_parallel_experts.py",
+    "forecasts": "test_parallel_features.py",
+    "metas": "test_parallel_meta.py",
+}
 
 
-# Each of their checks has processes of its own: they end process groups, or limit the memory of a process.
-ALONE = ("errors", "swaps")
+def modules() -> list[str]:
+    """List the modules with checks that no other test runs."""
+    texts = {path.stem: path.read_text() for path in (suite.HERE / "parallel").glob("*.py")}
+    found = [name for name, text in texts.items() if re.search(r"^def check_|^TABLE", text, re.M)]
+    return sorted(set(found) - set(ELSEWHERE))
 
 
 def checks_of(module: str) -> list[str]:
@@ -44,149 +60,50 @@ def checks_of(module: str) -> list[str]:
     return [*rows, *(name for name in checks if name.startswith("check_"))]
 
 
-@pytest.mark.parametrize("module", [*TABLES, *MODULES])
-def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4 if module == "errors" else 2)
-
-
-@pytest.mark.parametrize("module", LOOP)
-def test_the_loop(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    checks = [check for check in checks_of(module) if check not in ON_FOUR_RANKS]
-    run_checks(forks, tmp_path, module, checks, ranks=2)
-
-
-OF_A_RUN = [
-    "check_recorded_collectives_are_those_of_a_run",
-    "check_a_difference_is_told_once_with_its_cause",
-]
-
-
-@each(
-    ("module", "checks", "ranks"),
-    [
-        ("forecasts", OF_A_RUN, 2),
-        ("forecasts", [check for check in checks_of("forecasts") if check not in OF_A_RUN], 1),
-    ],
-)
-def test_forecasts(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str], ranks: int) -> None:
-    run_checks(forks, tmp_path, module, checks, ranks=ranks)
-
-
-@each(
-    ("module", "checks"),
-    [
-        ("unfrozen", ["check_a_short_training", "check_what_cannot_be_followed"]),
-        ("plain_copies", ["check_a_plain_copy_has_the_weights", "check_models_that_get_no_weights"]),
-        ("few_rows", ["check_a_rank_without_rows"]),
-    ],
-)
-def test_freezing_and_copies(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str]) -> None:
-    run_checks(forks, tmp_path, module, checks, ranks=2)
-
-
-@pytest.mark.sweep
-@each("module", ["unfrozen", "plain_copies", "few_rows"])
-def test_freezing_and_copies_at_length(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=2)
-
-
-@each("module", ["meetings"])
-def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4)
-
-
-@pytest.mark.sweep
-@each("module", ["context_features", "context_masks", "context_programs", "context_axes"])
-def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4 if module == "context_axes" else 2)
-
-
 COMBINED = checks_of("combined_table")
-SHORT = [check for check in COMBINED if check.startswith("short")]
+IN_SHORT["combined_table"] = [check for check in COMBINED if check.startswith("short")]
+ON_FOUR_RANKS = {
+    "accumulations": ["check_calls_add_up_to_one_batch"],
+    "batch_norms": [check for check in checks_of("batch_norms") if check.endswith("on four ranks")],
+    "unfrozen": ["check_losses_are_those_of_one_process"],
+}
+ON_FOUR_RANKS["batch_norms"] += ["check_losses_are_those_of_one_process"]
+OF_A_RUN = ["check_recorded_collectives_are_those_of_a_run", "check_a_difference_is_told_once_with_its_cause"]
 
 
-def test_axes_together(forks: suite.Forks, tmp_path: Path) -> None:
-    run_checks(forks, tmp_path, "combined_table", SHORT, ranks=4)
+@pytest.mark.parametrize("module", [module for module in modules() if module not in SWEPT])
+def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    checks = IN_SHORT.get(module, checks_of(module))
+    checks = [check for check in checks if not check.endswith("on four ranks")]
+    run_checks(forks, tmp_path, module, checks, ranks=RANKS.get(module, 2))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("module", [*SWEPT, *(module for module in IN_SHORT if module != "combined_table")])
+def test_every_feature_at_length(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=RANKS.get(module, 2))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("module", ON_FOUR_RANKS)
+def test_features_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ON_FOUR_RANKS[module], ranks=4)
 
 
 @pytest.mark.slow
 @pytest.mark.sweep
-@pytest.mark.parametrize("check", [check for check in COMBINED if check not in SHORT])
+@pytest.mark.parametrize("check", [check for check in COMBINED if not check.startswith("short")])
 def test_all_axes_together(forks: suite.Forks, tmp_path: Path, check: str) -> None:
     run_checks(forks, tmp_path, "combined_table", [check], ranks=4)
 
 
-@pytest.mark.parametrize("module", STAGES)
-def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4 if module == "program_axes" else 2)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_forecasts(forks: suite.Forks, tmp_path: Path, ranks: int) -> None:
+    others = [check for check in checks_of("forecasts") if check not in OF_A_RUN]
+    run_checks(forks, tmp_path, "forecasts", OF_A_RUN if ranks == 2 else others, ranks=ranks)
 
 
-ON_FOUR_RANKS = [check for check in checks_of("batch_norms") if check.endswith("on four ranks")]
-
-
-@pytest.mark.sweep
-@each(
-    ("module", "checks"),
-    [
-        ("accumulations", ["check_calls_add_up_to_one_batch"]),
-        ("batch_norms", ["check_losses_are_those_of_one_process", *ON_FOUR_RANKS]),
-        ("unfrozen", ["check_losses_are_those_of_one_process"]),
-    ],
-)
-def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str]) -> None:
-    run_checks(forks, tmp_path, module, checks, ranks=4)
-
-
-@each(
-    ("module", "check"),
-    [("selective", "check_losses_are_those_of_one_process"), ("compiled", "check_what_is_refused")],
-)
-def test_what_the_sweep_does_at_length(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_checks(forks, tmp_path, module, [check], ranks=2)
-
-
-@pytest.mark.sweep
-@each("module", ["predictions", "selective", "compiled"])
-def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=2)
-
-
-def test_sequences_that_tensor_ranks_share(forks: suite.Forks, tmp_path: Path) -> None:
-    run_checks(forks, tmp_path, "sequences", ["short", "short: no positions"], ranks=2)
-
-
-@pytest.mark.sweep
-@each("module", ["sequences", "sequence_axes"])
-def test_sequences_with_everything_else(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4 if module == "sequence_axes" else 2)
-
-
-ELSEWHERE = {
-    "chains": "test_parallel_layouts.py",
-    "chosen": "test_planning.py",
-    "compressed_runs": "test_parallel_compression.py",
-    "compression": "test_parallel_compression.py",
-    "elastic_places": "test_parallel_elastic.py",
-    "elastic_refusals": "test_parallel_elastic.py",
-    "expert_axis": "test_parallel_experts.py",
-    "metas": "test_parallel_meta.py",
-}
-
-
-def test_every_module_of_checks_is_run() -> None:
-    """A list of modules that no test uses runs nothing."""
-    folder = suite.HERE / "parallel"
-    modules = {
-        path.stem for path in folder.glob("*.py") if re.search(r"^def check_|^TABLE", path.read_text(), re.M)
-    }
-    run = {
-        case["module"]
-        for test in globals().values()
-        for case in getattr(test, "cases", ())
-        if "module" in case
-    }
-    run |= {*TABLES, *MODULES, *LOOP, *STAGES, "combined_table"}
-    assert modules - run == set(ELSEWHERE)
+def test_checks_that_other_tests_run() -> None:
     for module, test in ELSEWHERE.items():
         assert module in (suite.HERE / test).read_text(), module
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models
+from parallel.models import token_loss as loss
 from parallel.plain_training import adamw, apart, begun, seeded
 
 LOW = torch.bfloat16
@@ -58,10 +59,6 @@ class Model(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
-
-
-def loss(output: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
 
 
 def batches(count: int) -> list[Any]:

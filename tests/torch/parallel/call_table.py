@@ -14,8 +14,9 @@ from torch.distributed import _functional_collectives as functional_collectives
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel.model_table import DATA, LOSS, PIPELINE, TENSOR
+from parallel.model_table import DATA, PIPELINE, TENSOR
 from parallel.models import Pair
+from parallel.models import token_loss as of_positions
 from parallel.rows import Row, variant
 
 CONTEXT = up.Plan(context=2)
@@ -281,10 +282,6 @@ def halved(_: Any, x: Tensor) -> Tensor:
     y = torch.tanh(x)
     y.data.mul_(0.5)  # in one process backward takes the written values
     return y
-
-
-def of_positions(output: Tensor, targets: Tensor) -> Tensor:
-    return LOSS(output.flatten(0, 1), targets.flatten())
 
 
 POSITIONS = [(torch.linspace(-2, 2, 8 * 6 * 16).sin().view(8, 6, 16), torch.arange(48).view(8, 6) % 4)]

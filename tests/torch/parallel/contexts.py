@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from inside_parallel import ContextGroup, PositionSpan, attention
+from parallel.models import token_loss as mean
 from parallel.plain_training import begun
 from parallel.rows import Row
 
@@ -70,10 +71,6 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         return self.norm(x) @ self.words.weight.T
-
-
-def mean(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def batches(time: int, count: int = 3, rows: int = 4) -> list[Any]:
