@@ -51,12 +51,10 @@ def of_hugging_face() -> dict[str, Row]:
     for kind in ("Llama", "Qwen2", "Mistral", "GPT2"):
         make = partial(hugging_face, kind)
         whole = {"context": 2, "data": 2, "zero": 3, "recompute": True}
-        rows[kind] = Row(
-            make, plans({"context": 4}, whole), given=logits, loss=mean, sample=None, holds=predicts
-        )
+        rows[kind] = Row(make, plans({"context": 4}, whole), given=logits, loss=mean, sample=None)
         clipped = plans({"context": 4, "clip": 0.5}, whole | {"clip": 0.5})
         rows[f"{kind}'s own loss"] = Row(
-            make, clipped, given=own, loss=None, sample=None, options={"weigh": "tokens"}
+            make, clipped, given=own, loss=None, sample=None, options={"weigh": "tokens"}, holds=predicts
         )
     return rows
 
