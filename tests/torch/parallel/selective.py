@@ -13,7 +13,6 @@ import unisono.parallel as up
 from parallel import models
 from parallel.plain_training import begun, same
 
-HEAP = ("arena", "ordblks", "smblks", "hblks", "hbytes", "usmblks", "fsmblks", "used", "free", "keep")
 KINDS: tuple[Any, ...] = (False, "selective", True)
 PLANS = (
     {"data": 2}, {"data": 2, "zero": 3, "precision": "bf16"}, {"data": 2, "zero": 2, "micro_batches": 2},
