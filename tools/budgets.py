@@ -30,6 +30,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/costs/trace.py": "a trace: its parts, its recording, other rows from two",
     "src/unisono/parallel/elastic/transactions.py": "a call, a loss in it, the agreement",
     "src/unisono/parallel/pipeline/program_stage.py": "a stage of a program: what it has and runs",
+    "src/unisono/parallel/pipeline/schedule.py": "schedules: what ranks do in which order, its proof, its times",
     "src/unisono/parallel/pipeline/runtime.py": "one rank's step: its actions and their messages",
     "src/unisono/parallel/batches.py": "what ranks get of a loader's batches, and their data compared",
     "src/unisono/parallel/checkpoint.py": "a checkpoint: what is in it, its folder, what another plan reads",

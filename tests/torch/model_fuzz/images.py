@@ -64,6 +64,7 @@ def resized(w: Writer) -> str:
         f"functional.interpolate({x}, size={'5' if dims == 1 else '(5, 3)'}, mode='{'linear' if dims == 1 else 'bilinear'}')",
         f"{x} * torch.sigmoid({gate}({x}.mean({-1 if dims == 1 else '(-2, -1)'}, keepdim=True)))",
         f"functional.instance_norm({x})",
+        f"{w.held('m', f'nn.GroupNorm({2 - channels % 2}, {channels})')}({x})",
         f"functional.channel_shuffle({x}, 2)" if dims == 2 else f"{x}.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)",
         f"functional.layer_norm({x}, {x}.shape[1:])",
         f"functional.pad({x}, {(1, 1) * dims}, mode='replicate')",

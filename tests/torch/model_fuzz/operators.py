@@ -402,6 +402,10 @@ def norm(w: Writer) -> str:
             "nn.LocalResponseNorm(2)",
         )
     )
+    if w.rng.random() < 0.2:
+        groups = w.rng.choice([n for n in range(1, last + 1) if last % n == 0])
+        layer = w.held("m", f"nn.GroupNorm({groups}, {last}, affine={affine})")
+        return f"{layer}({x}.transpose(1, -1)).transpose(1, -1)"
     return f"{w.held('m', made)}({x})"
 
 

@@ -144,7 +144,7 @@ class ScheduleKind(NamedTuple):
     searched: tuple[int | None, ...] = (None,)
 
 
-def _by_rank(order: Callable[[int, int, int, int], list[Action]]) -> MakeOrders:
+def by_rank(order: Callable[[int, int, int, int], list[Action]]) -> MakeOrders:
     """Of a schedule that says what one rank does, from (rank, ranks, micro-batches, stages on each rank)."""
 
     def make(rank_of: tuple[int, ...], ranks: int, micro_batches: int) -> Orders:
@@ -255,11 +255,11 @@ def _before(action: Action, last: int) -> list[Action]:
 
 
 KINDS = {
-    "gpipe": ScheduleKind(_by_rank(_gpipe), searched=()),  # 1F1B has its bubble, and keeps less
-    "1f1b": ScheduleKind(_by_rank(_1f1b)),
-    "zb-h1": ScheduleKind(_by_rank(_zb_h1)),
+    "gpipe": ScheduleKind(by_rank(_gpipe), searched=()),  # 1F1B has its bubble, and keeps less
+    "1f1b": ScheduleKind(by_rank(_1f1b)),
+    "zb-h1": ScheduleKind(by_rank(_zb_h1)),
     "zbv": ScheduleKind(_zbv, stages=(2,), folded=True),
-    "interleaved": ScheduleKind(_by_rank(_interleaved), stages=(), searched=(2, 3, 4)),
+    "interleaved": ScheduleKind(by_rank(_interleaved), stages=(), searched=(2, 3, 4)),
 }
 """Sources: GPipe, arXiv:1811.06965. 1F1B: PipeDream-Flush, arXiv:2006.09503. ZB-H1: arXiv:2401.10241.
 ZBV: arXiv:2405.15362. Interleaved: arXiv:2104.04473."""
