@@ -187,14 +187,23 @@ def same(
         "norm": abs(wanted.norms[0] - found.norms[0]) / max(wanted.norms[0], 1.0),
         "state": 0.0,
     }
-    if values:  # on rank 0
-        assert set(values) == set(wanted.state), set(values) ^ set(wanted.state)
-        far["state"] = max(distance(values[name], value) for name, value in wanted.state.items())
+    if state:  # rank 0 has it, and tells the others, which would wait for it otherwise
+        told = [far_from(values, wanted.state)]
+        dist.broadcast_object_list(told)
+        far["state"], where = told[0]
+        print(f"the state is farthest at {where}", flush=True)
     between = 0.0 if plan.expert > 1 else apart(run)  # ranks have other experts
     print(plan, far, f"apart {between:.1e}", flush=True)
     assert max(far.values()) < tolerance, (plan, far, found.losses, wanted.losses)
     assert between < TOLERANCE, plan
     return run
+
+
+def far_from(values: dict[str, Tensor], wanted: dict[str, Tensor]) -> tuple[float, str]:
+    """The largest distance of two states, and where it is."""
+    if other := set(values) ^ set(wanted):
+        return math.inf, str(other)
+    return max((distance(values[name], value), name) for name, value in wanted.items())
 
 
 def distance(value: Tensor, wanted: Tensor) -> float:
