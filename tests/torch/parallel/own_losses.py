@@ -79,7 +79,7 @@ def summed(output: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_a_loss_that_returns_its_count(folder: Path) -> None:
     given = [({k: v for k, v in one.items() if k != "labels"}, one["labels"]) for one in padded()]
-    for plan in swept(PLANS[1::2], PLANS[::2]):
+    for plan in swept(PLANS[3:0:-2], PLANS[::2]):
         far = 0.7 if plan.precision == "bf16" else 2e-4
         run = same(plan, Skips, given, summed, weigh="counted", sample=given[0][0], tolerance=far)
         assert 0 < run.evaluate(next(iter(run.shard(given)))) < 25  # as before the first step
