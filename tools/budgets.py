@@ -30,7 +30,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/costs/trace.py": "a trace: its parts, its recording, other rows from two",
     "src/unisono/parallel/elastic/transactions.py": "a call, a loss in it, the agreement",
     "src/unisono/parallel/pipeline/program_stage.py": "a stage of a program: what it has and runs",
-    "src/unisono/parallel/pipeline/schedule.py": "schedules: what ranks do in which order, proofs, times",
+    "src/unisono/parallel/pipeline/schedule.py": "schedules: the order of actions, its proof, its times",
     "src/unisono/parallel/pipeline/runtime.py": "one rank's step: its actions and their messages",
     "src/unisono/parallel/batches.py": "what ranks get of a loader's batches, and their data compared",
     "src/unisono/parallel/checkpoint.py": "a checkpoint: what is in it, its folder, what another plan reads",
@@ -68,8 +68,8 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_500,
     ("src/unisono/planner",): 5_800,
-    ("src", "csrc"): 109_300,
-    ("tests",): 75_600,
+    ("src", "csrc"): 109_600,
+    ("tests",): 75_700,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,6 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "protocol/stack_sample.hpp"
+
 namespace unisono {
 namespace {
 
@@ -159,7 +161,10 @@ Engine::Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& 
       channels_(group_, peers_, rank, wait_policy_, kBackground, std::move(connections.messages),
                 control_.get()) {
   group_.region().back_rank(group_.region_index(rank));
-  group_.cell(rank).set_process(identity());
+  RankCell& cell = group_.cell(rank);
+  cell.stack_fd.store(stack_file().fd + 1, std::memory_order_relaxed);
+  cell.thread.store(gettid(), std::memory_order_relaxed);
+  cell.set_process(identity());
 }
 
 std::vector<Transport*> Engine::edges() {
@@ -314,7 +319,8 @@ void Engine::note_caller() {
   std::thread::id known = first_caller_.load(std::memory_order_relaxed);
   if (known == me) [[likely]]
     return;
-  if (known == std::thread::id() && first_caller_.compare_exchange_strong(known, me)) return;
+  if (known == std::thread::id() && first_caller_.compare_exchange_strong(known, me))
+    return group_.cell(rank_).thread.store(gettid(), std::memory_order_relaxed);
   several_threads_.store(true, std::memory_order_relaxed);
 }
 
@@ -518,7 +524,9 @@ void Engine::await_end(int rank, Nanoseconds deadline) {
 }
 
 void Engine::refresh() {
-  if (control_ && getpid() == owner_) control_->refresh(kAnswerPatience);
+  if (getpid() != owner_) return;
+  if (control_) control_->refresh(kAnswerPatience);
+  if (!std::ranges::count(late_ranks(group_), rank_)) locate_late_ranks(group_, peers_);
 }
 
 void Engine::close_copies() {

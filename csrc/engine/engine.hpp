@@ -156,7 +156,8 @@ class Engine {
   Fault fault_unless_alive(std::span<const int> ranks, size_t needed);
   // Waits until the process of a rank of this host has ended. All callers share the first caller's deadline.
   void await_end(int rank, Nanoseconds deadline);
-  // Asks the ranks of other hosts for their status, and waits briefly for the answers.
+  // Asks the ranks of other hosts for their status, and late ranks for their line; waits briefly for the
+  // answers.
   void refresh();
   // In a forked child: closes its copies of the connections. Takes no lock: the thread that holds it may
   // exist only in the parent.

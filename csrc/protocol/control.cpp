@@ -13,6 +13,8 @@
 #include <chrono>
 #include <utility>
 
+#include "protocol/stack_sample.hpp"
+
 namespace unisono {
 namespace {
 
@@ -208,6 +210,12 @@ void ControlPlane::serve_to_the_end() {
     send_due_frames();
     if (leaving_) return drain_goodbyes(lock);
     if (handed_over()) return;
+    if (located_ || !std::ranges::count(late_ranks(group_), rank_)) continue;
+    located_ = true;
+    lock.unlock();
+    locate_late_ranks(group_, peers_);
+    announce();
+    lock.lock();
   }
 }
 

@@ -102,7 +102,7 @@ class ControlPlane {
   std::mutex mutex_;
   std::condition_variable answer_arrived_;
   std::vector<ControlConnection> connections_;  // guarded by mutex_
-  bool leaving_ = false, abort_sent_ = false;
+  bool leaving_ = false, abort_sent_ = false, located_ = false;
   bool announce_ = false, propose_ = false;
   std::vector<bool> next_members_;  // by the next membership; empty: there is none yet
   Nanoseconds hand_over_until_ = 0;

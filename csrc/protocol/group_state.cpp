@@ -209,13 +209,21 @@ void write_record(RankCell& cell, const CallRecord& record) {
 }
 
 bool write_report(RankCell& cell, uint64_t seq, std::string_view text) {
-  RankReport& report = cell.report;
+  if (!claim_report(cell)) return false;
+  publish_report(cell, seq, text);
+  return true;
+}
+
+bool claim_report(RankCell& cell) {
   uint32_t none = 0;
-  if (!report.state.compare_exchange_strong(none, 1)) return false;
+  return cell.report.state.compare_exchange_strong(none, 1);
+}
+
+void publish_report(RankCell& cell, uint64_t seq, std::string_view text) {
+  RankReport& report = cell.report;
   report.seq = seq;
   report.text[text.copy(report.text, kReportBytes - 1)] = '\0';
   report.state.store(2, std::memory_order_release);
-  return true;
 }
 
 void give_up(Region& region, int index, std::string_view why) {

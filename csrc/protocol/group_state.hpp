@@ -16,6 +16,8 @@ namespace unisono {
 
 // The `seq` of a report that says why its rank leaves, or has left a wait.
 constexpr uint64_t kLeaving = UINT64_MAX;
+// The same where it says at which line a late rank is.
+constexpr uint64_t kLocated = UINT64_MAX - 1;
 
 // What a rank reports about itself: its progress, and its newest operations.
 struct RankStatus {
@@ -138,6 +140,9 @@ void write_status(RankCell& cell, const RankStatus& status);
 void write_record(RankCell& cell, const CallRecord& record);
 // Only the first report of a rank is stored; returns whether this is it.
 bool write_report(RankCell& cell, uint64_t seq, std::string_view text);
+// Its two halves: whether this caller is the one to write it, and the text.
+bool claim_report(RankCell& cell);
+void publish_report(RankCell& cell, uint64_t seq, std::string_view text);
 // Call when this process's rank fails before it has an engine: the other ranks see that it has left, and why.
 void give_up(Region& region, int index, std::string_view why);
 CallRecord read_record(const RankCell& cell, uint64_t seq);

@@ -101,11 +101,12 @@ struct alignas(kLineBytes) EventCount {
   std::atomic<uint32_t> sleepers;
 };
 
-// A rank's text for the other ranks: about the fault that ended the group, or why it leaves. Written once.
+// A rank's text for the other ranks: about the fault that ended the group, or why it leaves. Written once: by
+// the rank, or, if it is late, by one that waits for it.
 struct alignas(kLineBytes) RankReport {
   std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 set
-  uint64_t seq;                 // the operation it is about; 0: a message; 2^64-1: why this rank leaves
-  char text[kReportBytes];      // ends with a zero
+  uint64_t seq;  // the operation it is about; 0: a message; 2^64-1: why this rank leaves; 2^64-2: where it is
+  char text[kReportBytes];  // ends with a zero
 };
 
 // What a rank proposes as the next membership, for the other ranks. It has two slots, used in turn: if the
@@ -127,6 +128,8 @@ struct alignas(kLineBytes) RankCell {
   std::atomic<uint64_t> started;  // number of the newest operation begun; the first is 1
   std::atomic<uint64_t> finished;
   std::atomic<uint64_t> token_address, token;
+  std::atomic<int32_t> stack_fd;                      // 1 + the number; 0: it has none; see stack_sample.hpp
+  std::atomic<int32_t> thread;                        // that made the group, or its first collective
   alignas(kLineBytes) std::atomic<int64_t> moved_ns;  // when it last chose its core; see placement.hpp
   std::atomic<int32_t> core;      // on which its thread ran last, counted from 1; 0: unknown
   std::atomic<int32_t> arena_fd;  // set before it first announces memory of its arena; see arena.hpp

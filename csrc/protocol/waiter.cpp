@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "protocol/control.hpp"
-#include "protocol/frames.hpp"
+#include "protocol/stack_sample.hpp"
 
 namespace unisono {
 namespace {
@@ -362,7 +362,9 @@ int Waiter::find_absent() {
 void Waiter::fail(Fault fault) {
   fault.found_by = rank_;
   fault.seq = seq_;
-  group_.fail(fault);
+  group_.abort_with(fault);
+  locate_late_ranks(group_, peers_);  // at once: who waits for an asynchronous call may read the fault late
+  rethrow();
 }
 
 // Ranks that made the same call may differ in sizes, which are not part of the fingerprint where each rank
@@ -394,7 +396,5 @@ void Waiter::refuse(int peer, uint64_t fingerprint, uint64_t nbytes, SizeMismatc
   }
   fail(fault);
 }
-
-void Waiter::rethrow() { throw group_.fault(); }
 
 }  // namespace unisono

@@ -185,7 +185,7 @@ class Waiter {
   bool through_socket(int awaited) const {
     return sockets_ != nullptr && (awaited < 0 || !group_.on_this_host(awaited));
   }
-  [[noreturn]] void rethrow();
+  [[noreturn]] void rethrow() { throw group_.fault(); }
   void check_for_silence(int awaited);
   int find_mismatch();
   int find_absent();

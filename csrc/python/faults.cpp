@@ -1,8 +1,10 @@
 // Binds the record of a fault: the fault and the status of every rank, made by one call.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "protocol/stack_sample.hpp"
 #include "python/bindings.hpp"
 
 namespace nb = nanobind;
@@ -130,6 +132,16 @@ void bind_records(nb::module_& m) {
 
 void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
   bind_records(m);
+  m.def(
+      "set_stack_file",
+      [](int fd, std::vector<std::string> library_folders) {
+        stack_file() = {fd, std::move(library_folders)};
+      },
+      nb::arg("fd"), nb::arg("library_folders"),
+      "The memory file into which faulthandler writes stacks, and the folders whose lines are not the "
+      "program's.");
+  m.def("program_line", &program_line, nb::arg("stack"), nb::arg("library_folders"), nb::arg("installed"),
+        "The innermost line of the program in a stack of faulthandler's.");
   engine
       .def_prop_ro(
           "several_threads", [](Engine& self) { return self.several_threads(); },
@@ -139,7 +151,7 @@ void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
           "Whether a fault has ended the group.")
       .def("read_fault", &read_fault, nb::arg("refresh"),
            "The fault that ended the group, of kind NONE if there is none. refresh: first asks the ranks of "
-           "other hosts for their status, which takes up to 0.7 s.")
+           "other hosts for their status, which takes up to 0.7 s, and late ranks for their line, 0.2 s.")
       .def("fault_unless_alive", &fault_unless_alive, nb::arg("ranks"), nb::arg("needed"), nb::arg("abort"),
            nb::call_guard<GilRelease>(),
            "None when at least `needed` of these ranks are alive; otherwise the fault of one that is not. "

@@ -30,7 +30,8 @@ KEPT_SUFFIXES = (
     ".pth",
     ".zip",
     "/memfd:unisono-arrays (deleted)",
-)  # the last: one per process
+    "/memfd:unisono-stack (deleted)",
+)  # the last two: one per process
 # multiprocessing's helper, which lives as long as this process.
 KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 # Files in /dev/shm that Python's multiprocessing and MPICH name at random: their owner is unknown. Unisono

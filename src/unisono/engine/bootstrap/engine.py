@@ -13,6 +13,7 @@ from unisono.engine.bootstrap.failures import reported_failures
 from unisono.engine.bootstrap.liveness import LivenessMonitor, board
 from unisono.engine.bootstrap.peer_info import Membership, exchange_peer_info, local_peer_info
 from unisono.engine.bootstrap.shared_memory import abort_on_failure, memory_key, share_memory
+from unisono.engine.bootstrap.stack_file import publish_stack
 from unisono.engine.costs.machine import DEFAULTS, MachineCalibration, recall
 from unisono.engine.environment.env import Settings
 from unisono.engine.store import Store
@@ -126,6 +127,7 @@ def _make_engine(
     deadline: float,
     settings: EngineSettings,
 ) -> EngineSetup:
+    publish_stack()
     local_ranks = membership.local_ranks(rank)
     zero_copy = _reaches_all(membership, local_ranks)
     region = share_memory(

@@ -220,18 +220,33 @@ def _timeout(report: FaultReport, where: str) -> str:
         return _message_timeout(report, where)
     rank = report.rank
     assert rank is not None
-    who = f"rank {rank} did not answer"
-    if report.missing:
-        who = f"{_name(report, *report.missing)} never arrived"
+    who = (
+        f"{_name(report, *report.missing)} never arrived" if report.missing else f"rank {rank} did not answer"
+    )
     found_here = report.found_by == report.reporter
     limit = f" after {_duration(report.timeout_s)}" if report.timeout_s else ""
     after = limit if found_here else f" on {_name(report, report.found_by)}"
     seen = report.ranks[rank].last_seen
+    who += f" ({_process(report, rank)}, last seen {seen}){_places(report)}"
     return message(
-        f"{_doing(report)} timed out{after}: {who} ({_process(report, rank)}, last seen {seen})",
+        f"{_doing(report)} timed out{after}: {who}",
         where=where,
         remedy=f"Give it a longer timeout or look at {_output(report, rank)}.",
     )
+
+
+def _places(report: FaultReport) -> str:
+    """Where the late ranks are, as far as it is known: "; it was at train.py:42 in load"."""
+    assert report.rank is not None
+    late = report.missing or (report.rank,)
+    at: dict[str, list[int]] = {}
+    for rank in late:
+        at.setdefault(report.ranks[rank].place, []).append(rank)
+    at.pop("", None)
+    if len(late) == 1:
+        return "".join(f"; it was at {place}" for place in at)
+    each = [f"rank{'s' if len(some) > 1 else ''} {listed(some)} at {place}" for place, some in at.items()]
+    return f"; {', '.join(each)}" if each else ""
 
 
 def _duration(seconds: float) -> str:
@@ -247,6 +262,7 @@ def _message_timeout(report: FaultReport, where: str) -> str:
     if report.rank is not None:
         seen = report.ranks[report.rank].last_seen
         who = f"rank {report.rank} did not answer ({_process(report, report.rank)}, last seen {seen})"
+        who += _places(report)
     if report.rank == report.found_by:
         who = f"{_name(report, report.found_by)} has not sent itself such a message"
     remedy = "Compare the tags, give it a longer timeout, or look at the other rank's output."

@@ -61,8 +61,8 @@ class RankSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         started, finished: numbers of its last collective begun and ended, 0: none.
         last_seen: the same as text: "in barrier #40".
         call: its call with the report's sequence number; None: not made, or not remembered.
-        place: file and line of that call; "" if unknown.
-        place_is_later: `place` is where the rank was later, when it got the report.
+        place: file and line of that call; "train.py:42 in load": where a late rank was; "" if unknown.
+        place_is_later: `place` is where the rank was later, when it got the report or others gave up.
         cause: the exception that made it leave, "ValueError: bad loss".
     """
 

@@ -176,7 +176,8 @@ def _wanted(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, 
 def groups_of_part(choice: Choice, node: Node) -> int:
     """How many groups a rank's channels are, of a group norm: each has as many channels as without a cut."""
     number = node.args[0].value
-    return int(node.args[6]) * choice.local(number)[1] // choice.graph.values[number].shape[1]
+    groups: int = node.args[6] * choice.local(number)[1] // choice.graph.values[number].shape[1]
+    return groups
 
 
 def _bounds(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:

@@ -1,0 +1,90 @@
+"""A Timeout says at which line of its program the late rank was, where that can be known."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import ranks
+from unisono import _native
+
+PROGRAM = Path(__file__).resolve().parent / "programs" / "is_late_in_many_ways.py"
+ONE_THREAD = ["sleeps", "computes", "loops", "reads_a_pipe", "waits_in_the_library", "holds_the_gil"]
+KNOWN = [*ONE_THREAD, "waits_in_another_group", "loops in a thread", "sleeps in a thread"]
+UNKNOWN = ["ignores_the_signal", "is_stopped"]
+
+
+def _lines(function: str) -> range:
+    [found] = [
+        each
+        for each in ast.parse(PROGRAM.read_text()).body
+        if isinstance(each, ast.FunctionDef) and each.name == function
+    ]
+    return range(found.lineno, (found.end_lineno or 0) + 1)
+
+
+def _is_at(place: str, function: str) -> bool:
+    found = re.fullmatch(rf"{re.escape(str(PROGRAM))}:(\d+) in (\w+|<genexpr>)", place)
+    return found is not None and int(found[1]) in _lines(function)
+
+
+@pytest.mark.usefixtures("spread")
+def test_every_waiting_rank_says_where_the_late_one_was() -> None:
+    texts = [dict(line.split("\t") for line in output.splitlines()) for output in ranks.processes(3, PROGRAM)]
+    one = re.compile(
+        r"all_reduce timed out (?:after 1\.0 s|on rank \d): rank 2 never arrived "
+        r"\((?:host \S+, )?pid \d+, last seen (?:after|in) barrier #1\)(?:; it was at (.*))? \[group="
+    )
+    for text in texts[:2]:
+        for name in KNOWN:
+            found = one.match(text[name])
+            assert found is not None, text[name]
+            assert _is_at(found[1] or "", name.partition(" ")[0]), text[name]
+        for name in UNKNOWN:
+            found = one.match(text[name])
+            assert found is not None, text[name]
+            # Rank 0 continues the stopped rank, perhaps before the others have given up.
+            continued = text is texts[1] and name == "is_stopped"
+            assert found[1] is None or (continued and _is_at(found[1], name)), text[name]
+    two = re.search(r"last seen [^)]*\); rank 1 at (.*), rank 2 at (.*) \[", texts[0]["two"])
+    assert two is not None, texts[0]["two"]
+    assert _is_at(two[1], "sleeps"), two
+    assert _is_at(two[2], "loops"), two
+    alike = re.search(r"; ranks 1, 2 at (.*) \[", texts[0]["two alike"])
+    assert alike is not None, texts[0]["two alike"]
+    assert _is_at(alike[1], "sleeps"), alike
+
+
+STACK = """Stack (most recent call first):
+  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed
+  File "/usr/lib/python3/threading.py", line 327 in wait
+  File "/usr/lib/python3/site-packages/unisono/engine/group/group.py", line 8 in barrier
+  File ???, line 3 in ???
+"""
+LIBRARIES = ["/usr/lib/python3/site-packages/unisono/", "/usr/lib/python3/"]
+
+
+MINE = '  File "/home/me/unisono/train.py", line 42 in load_batch\n'
+PACKAGE = '  File "/usr/lib/python3/site-packages/mine/a.py", line 4 in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("rest", "line", "of_a_package"),
+    [
+        (MINE, "/home/me/unisono/train.py:42 in load_batch", "/home/me/unisono/train.py:42 in load_batch"),
+        (
+            PACKAGE + '  File "b", line 5 in f\n',
+            "b:5 in f",
+            "/usr/lib/python3/site-packages/mine/a.py:4 in <module>",
+        ),
+        (PACKAGE, "", "/usr/lib/python3/site-packages/mine/a.py:4 in <module>"),
+        ('  File "a", line 1.py", line 42 in f\n', 'a", line 1.py:42 in f', 'a", line 1.py:42 in f'),
+        ('  File "train.py", line 42 in loa', "", ""),  # more follows
+        ("  ...\n", "", ""),
+        ("  <no Python frame>\n", "", ""),
+    ],
+)
+def test_the_line_of_the_program_in_a_stack(rest: str, line: str, of_a_package: str) -> None:
+    assert _native.program_line(STACK + rest, LIBRARIES, installed=False) == line
+    assert _native.program_line(STACK + rest, LIBRARIES, installed=True) == of_a_package
