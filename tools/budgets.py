@@ -66,10 +66,10 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_500,
+    ("src/unisono/parallel",): 35_850,
     ("src/unisono/planner",): 5_800,
-    ("src", "csrc"): 109_600,
-    ("tests",): 75_700,
+    ("src", "csrc"): 109_850,
+    ("tests",): 76_300,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -80,3 +80,10 @@ def test_dry_runs_have_the_peaks_of_the_sweep(machine: Any) -> None:
     ended = machine.run(CENSUS, limit_s=3500, arguments=["sweep"])
     assert not any(ended.codes), ended.text
     assert " 0 missed, 0 refused" in ended.text, ended.text
+
+
+@pytest.mark.parametrize("machine", [2], indirect=True)
+def test_a_step_waits_once_for_the_device_and_an_update_never(machine: Any) -> None:
+    ended = machine.run(MEMORY / "waits.py", arguments=["unisono"])
+    assert not any(ended.codes), ended.text
+    assert ended.text.count("Plan(") == 2 * 5

@@ -217,7 +217,7 @@ class LossParameters:
 
     def begin(self) -> int:
         """Note that the model has run, and the loss follows."""
-        return sequence_of(torch.zeros((), requires_grad=True).clone().grad_fn)
+        return end_of_graph()
 
     def check(self, loss: Tensor, begun: int, came: Sequence[Tensor] = ()) -> None:
         """Follow `loss` back to what the model has computed.
@@ -251,6 +251,26 @@ class LossParameters:
                     f"tensor={self._tensor} gives each rank a part of its gradient. Compute it in the "
                     f'forward of the model, or write cuts={{"{name.rpartition(".")[0] or "*"}": "whole"}}'
                 )
+
+
+def end_of_graph() -> int:
+    """A number above those of all functions of autograd until now, in this thread."""
+    return sequence_of(torch.zeros((), requires_grad=True).clone().grad_fn)
+
+
+def check_own_loss(loss: Tensor) -> None:
+    """Raise TypeError or ValueError for a loss of the caller's from which no gradient comes, or one to a
+    parameter that no run trains.
+    """
+    if not mean(loss).requires_grad:
+        raise ValueError("backward: the loss requires no gradient: was it computed within torch.no_grad()?")
+    for leaf in _leaves(loss, max(run.begun for run in OF_RUNS)):
+        if isinstance(leaf, nn.Parameter) and not _is_of_run(leaf):
+            raise ValueError(
+                f"backward: the loss takes a parameter {list(leaf.shape)} that is in no run, and each rank "
+                "would get another gradient. Make a run of its module, too: run.backward(loss, also=[that "
+                "run]). Or, if it does not train, call requires_grad_(False) of it"
+            )
 
 
 def _is_of_run(leaf: Tensor) -> bool:

@@ -270,6 +270,32 @@ def cut_batch(
     return CutBatch(micros, weights, total, kept, other)
 
 
+def share_of_rank(rows: float | None, seen: int, mesh: PlanMesh, *, changed: bool) -> tuple[float, bool]:
+    """What the mean over this rank's rows is multiplied by, so that the data ranks' mean is that of all rows;
+    and whether a rank has changed something.
+
+    Args:
+        rows: as the caller says; None: every rank weighs the same.
+        seen: those of its last forward; 0: not known.
+    Raises:
+        ValueError: ranks weigh the same, and have different numbers of rows.
+    """
+    if rows is not None and not 0 < rows < math.inf:
+        raise ValueError(f"backward: rows is {rows!r}, expected a number above 0")
+    mine = seen if rows is None else rows
+    told = _gather([float(rows is not None), mine, float(changed)], mesh).view(-1, 3)
+    given, every, others = told.unbind(1)
+    if bool(given.all()):
+        return mine * len(every) / float(every.sum()), bool(others.any())
+    if bool(given.any()) or bool((every != every[0]).any()):
+        raise ValueError(
+            f"backward: the ranks have {every.tolist()} rows, by rows= or in their last forwards. Write "
+            "rows= on all ranks: over how many rows or labels this rank's loss is a mean; rows=1 lets all "
+            "ranks weigh the same"
+        )
+    return 1.0, bool(others.any())
+
+
 def check_even(least: float, largest: float, ignored: int = IGNORED) -> None:
     """Raise ValueError if parts keep different shares of their labels, from `least` to `largest`."""
     if largest - least > EVEN:
@@ -304,7 +330,7 @@ def _batch_weights(
 
 def _gather(numbers: Sequence[float], mesh: PlanMesh) -> Tensor:
     """The numbers of every rank, f64 [pipeline, data, context x tensor, numbers]."""
-    device, plan = mesh.axes.device_type, mesh.plan
+    device, plan = mesh.control, mesh.plan
     mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
     everyone = torch.empty(plan.ranks * len(mine), dtype=torch.float64, device=device)
     with record_function("up::rows|batch"):
@@ -386,14 +412,20 @@ class GradientAccumulation:
     that. Example: 8 rows, then 4 rows: unit 8; the losses of the second call are divided by 8; the sum times
     8 / 12 is the mean over all 12.
 
+    Losses of the caller's, by `backward`, add up as they are.
+
     Args:
         sums: losses are sums, which add up as they are.
     Attributes:
         calls: how many have added their gradients.
+        lost: what `backward` has added to this rank's loss.
+        own_loop: `backward` has added what waits.
     """
 
     def __init__(self, *, sums: bool = False) -> None:
         self.calls, self._sums = 0, sums
+        self.lost: Any = 0.0
+        self.own_loop = False
         self._unit = self._total = 0.0
         self._kept = (1.0, 1.0)  # the least and the largest share of labels that count, over all parts
 
@@ -415,14 +447,32 @@ class GradientAccumulation:
         """What the loss of the present call is multiplied by. `count`: its rows or labels, of all ranks."""
         if count == 0:
             raise ValueError("no label of this batch counts: the loss returned (sum, 0) for all of it")
-        return 1.0 if self._sums else self._unit / count
+        return 1.0 if self._sums or self.own_loop else self._unit / count
 
     def add(self, count: float) -> float:
         """Count the present call; return what all gradients so far are multiplied by."""
         self.calls += 1
         self._total += count
-        return 1.0 if self._sums else self._unit / self._total
+        return 1.0 if self._sums or self.own_loop else self._unit / self._total
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Count a call of `backward`."""
+        self.calls += 1
+        self.lost, self.own_loop = self.lost + loss, True
+
+    @property
+    def of(self) -> str:
+        """The call that has added what waits."""
+        return "backward(loss)" if self.own_loop else "step(batch, update=False)"
+
+    def check(self, call: str) -> None:
+        """Raise ValueError for a call of `step`, `backward` or `update` that does not go with what waits."""
+        if call == "update" and not self.calls:
+            raise ValueError("update: no run.backward(loss) came since the last update")
+        if self.calls and self.own_loop == (call == "step"):
+            ends = "run.update()" if self.own_loop else "step(batch)"
+            raise ValueError(f"{call}: gradients of {self.of} wait for an update. Call {ends} first")
 
     def clear(self) -> None:
         """Begin anew."""
-        self.calls = 0
+        self.calls, self.lost, self.own_loop = 0, 0.0, False

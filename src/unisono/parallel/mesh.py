@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from unisono.torch.control_data import control_device
 from unisono.torch_internals import c10d
 
 if TYPE_CHECKING:
@@ -84,6 +85,16 @@ class PlanMesh:
         groups = [alone if axis == "replica" else self.group(axis) for axis in AXES]
         axes = _axes(groups, ranks[:, here : here + 1], self.axes.device_type)
         return PlanMesh(axes, self.plan.of_replica(), world, self)
+
+    @functools.cached_property
+    def counts(self) -> bool:
+        """Whether this rank's loss counts: the other ranks that have its rows have the same loss."""
+        return self.place("tensor") == self.context_place == 0
+
+    @functools.cached_property
+    def control(self) -> torch.device:
+        """Where the ranks' control numbers lie: in the host's memory, if `world` takes them there."""
+        return control_device(self.world)
 
     def of_experts(self) -> PlanMesh:
         """Make the mesh of experts' parameters, whose tensor axis is that of experts. All ranks call it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from .arguments import agree, check_model, same_everywhere
 from .context.runtime import ContextModel
 from .experts.axis import ExpertAxis
 from .experts.spread import ExpertCheck, spread
-from .gradients import TiedParameter, sums_of, ties_of
+from .gradients import TiedParameter, add_up, squared_norm, sums_of, ties_of
 from .graph.capture import CaptureError
 from .graph.fused import split_
 from .loss_check import LossParameters
@@ -78,11 +78,51 @@ class ModelSetup:
         self.units.follow(mesh)
         self.runtime = PipelineRuntime(self.units, mesh, self.structure.output, single=True)
 
-    def follow_frozen(self) -> None:
-        """Train those parameters that require gradients now."""
+    def follow_frozen(self, everywhere: Mapping[str, bool]) -> None:
+        """Train those parameters that require gradients now. `everywhere`: which these are, of all ranks."""
         assert not isinstance(self.units, ParameterSwap)
         self.units.follow_frozen()
         self.runtime.follow_frozen()
+        for programs in (self.programs, self.runtime.context):
+            if programs is not None:
+                programs.follow_frozen(everywhere)
+
+    def confirm(self, micros: Sequence[tuple[Any, Any]], loss: Callable[[Any, Any], Any] | None) -> None:
+        """Prove the cuts for the inputs of these micro-batches, where they are new.
+
+        Args:
+            loss: with which the programs end; None: with the output of the model.
+        """
+        if self.runtime.context is not None:
+            self.runtime.context.confirm(micros, loss)
+        elif self.programs is not None:
+            self.programs.confirm(given for given, _ in micros)
+        if self.decision is not None:
+            self.decision.confirm(given for given, _ in micros)
+
+    def complete(self, trained: dict[str, nn.Parameter], scale: float) -> None:
+        """Make the gradients those of all axes, and call the caller's hooks. `scale`: of the loss."""
+        add_up(trained, self.ties)
+        if self.experts is not None:
+            self.experts.average(trained)
+        self.hooks.call(trained, scale)
+
+    def squared_norm(self, trained: dict[str, nn.Parameter]) -> Tensor | float:
+        """This rank's part of the squared norm of the gradients."""
+        if isinstance(self.units, ParameterSwap):
+            return self.units.squared_norm(self.mesh.plan.data)
+        spread = {} if self.experts is None else {"spread": self.experts.spread}
+        return squared_norm(trained, self.ties, self.mesh, **spread)
+
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """All groups in which a run communicates."""
+        meshes = [mesh for mesh in (self.mesh, self.mesh.outer) if mesh is not None]
+        found: list[Any] = [group for mesh in meshes for group in (mesh.world, *mesh.axes.get_all_groups())]
+        if self.experts is not None:
+            found += self.experts.mesh.axes.get_all_groups()
+        found += [self.mesh.context] * (self.mesh.context is not None)
+        return found + [tie.group for tie in self.ties] + self.others
 
     def statistics(self, mesh: PlanMesh) -> ModelBuffers:
         """Every buffer of this rank's stages, to be kept equal over the data ranks of `mesh`."""

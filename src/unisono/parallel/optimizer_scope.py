@@ -75,12 +75,14 @@ class ScopeLimits(NamedTuple):
         part: which parameters a rank has, where these are not all.
         units: it steps some parameters after the others.
         fused: a layer of which the tensor axis has made several.
+        closure: an optimizer may need one, for `Run.update(closure)`.
     """
 
     plan: str
     part: str = ""
     units: bool = False
     fused: str = ""
+    closure: bool = False
 
     def scope_of(self, optimizer: optim.Optimizer) -> OptimizerScope:
         """Try an optimizer, as far as this plan asks for it."""
@@ -90,7 +92,7 @@ class ScopeLimits(NamedTuple):
         """Raise ValueError for an optimizer that would step otherwise than in one process."""
         name = f"parallelize: {type(optimizer).__name__}"
         use = "Use an optimizer that changes each value by itself, such as AdamW"
-        if found.closure:
+        if found.closure and not self.closure:
             refuse_closure(optimizer)
         if self.part and found.scope == ALL:
             raise UnfitError(
@@ -129,8 +131,9 @@ def takes_closure(optimizer: optim.Optimizer) -> bool:
 def refuse_closure(optimizer: optim.Optimizer) -> NoReturn:
     """Raise ValueError for an optimizer that computes the loss by itself."""
     raise UnfitError(
-        f"parallelize: {type(optimizer).__name__}.step needs a closure that computes the loss again, and a "
-        "run computes it once a step. Use an optimizer whose step() takes no argument: AdamW"
+        f"{type(optimizer).__name__}.step needs a closure that computes the loss again, and run.step "
+        "computes it once. Use run.update(closure) with data= and zero=, not in fp16, or an optimizer whose "
+        "step() takes no argument: AdamW"
     )
 
 
@@ -140,7 +143,8 @@ def limits_of(built: Any) -> ScopeLimits:
     listed = experts is not None and any(experts.spread(name) > 1 for name in experts.names)
     part = "the parameters of its stage" if plan.pipeline > 1 else "those of its experts" if listed else ""
     fused = "" if built.decision is None else next(iter(built.decision.cut.fused), "")
-    return ScopeLimits(str(plan), part, plan.swap is not None, fused)
+    closure = not plan.why_no_own_loop and plan.precision != "fp16"
+    return ScopeLimits(str(plan), part, plan.swap is not None, fused, closure)
 
 
 def scope_of(

@@ -57,8 +57,9 @@ Optimizer = Callable[[Parameters], torch.optim.Optimizer]
 
 def make_optimizers(
     make: Optimizer, given: Parameters, group: dist.ProcessGroup, limits: ScopeLimits
-) -> tuple[Any, list[torch.optim.Optimizer]]:
-    """What the caller's function makes, and the optimizers in it. All ranks of the group call this.
+) -> tuple[Any, list[torch.optim.Optimizer], torch.optim.Optimizer | None]:
+    """What the caller's function makes, the optimizers in it, and one that needs a closure. All ranks of the
+    group call this.
 
     Raises:
         ValueError, TypeError: they are none, or step otherwise than in one process, also where that is so on
@@ -69,7 +70,7 @@ def make_optimizers(
     scopes: list[OptimizerScope] = []
     try:
         made = _made(make, given)
-        found = made, optimizers_of(made, given, swap=limits.units)
+        found = made, optimizers_of(made, given, swap=limits.units, closures=True)
         scopes = [limits.scope_of(one) for one in found[1]]
     except Exception as error:  # noqa: BLE001 (the other ranks have to know)
         problem = error
@@ -82,11 +83,12 @@ def make_optimizers(
             rank = dist.get_global_rank(group, place)
             raise UnfitError(f"parallelize: optimizer= raised on rank {rank}: {other}")
     everywhere: Any = zip(found[1], *(theirs for _, theirs in told), strict=False)
+    needs: torch.optim.Optimizer | None = None
     for one, *several in everywhere:
-        limits.check(
-            one, functools.reduce(OptimizerScope.joined, (OptimizerScope(*each) for each in several))
-        )
-    return found  # type: ignore[no-any-return]
+        scope = functools.reduce(OptimizerScope.joined, (OptimizerScope(*each) for each in several))
+        limits.check(one, scope)
+        needs = one if scope.closure else needs
+    return *found, needs
 
 
 def _made(make: Optimizer, given: Parameters) -> Any:
@@ -102,13 +104,16 @@ def _made(make: Optimizer, given: Parameters) -> Any:
         ) from error
 
 
-def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.optim.Optimizer]:
+def optimizers_of(
+    made: Any, given: Parameters, *, swap: bool, closures: bool = False
+) -> list[torch.optim.Optimizer]:
     """The optimizers that the caller's function made: one, or a list of several.
 
     Args:
         made: what it returned.
         given: what it was given; the tensor that stands for no parameters leaves the groups.
         swap: parameters are swapped, and one optimizer has all of them.
+        closures: they may need one.
     Raises:
         TypeError: it is something else.
         ValueError: an optimizer has something else, such as the parameters before they were cut, or two of
@@ -125,7 +130,7 @@ def optimizers_of(made: Any, given: Parameters, *, swap: bool) -> list[torch.opt
                 "parallelize: optimizer returned a SparseAdam, and gradients that ranks sum up are dense. "
                 "Use Adam"
             )
-        if takes_closure(one):
+        if takes_closure(one) and not closures:
             refuse_closure(one)
     if not found or (swap and len(found) > 1):
         raise UnfitError(
@@ -187,16 +192,17 @@ def has_cut_parameters(parameters: Iterable[Tensor]) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
-def step(optimizer: optim.Optimizer, *, cut: bool) -> None:
+def step(optimizer: optim.Optimizer, *closure: Callable[[], Any], cut: bool) -> None:
     """Call `optimizer.step()`, once. Groups, state and parameters are the same objects afterwards.
 
     Args:
+        closure: one, or none.
         cut: some parameters are DTensors.
     Raises:
         RuntimeError: the optimizer has an operation that PyTorch does not have for parameters that are cut.
     """
     if not cut:
-        optimizer.step()
+        optimizer.step(*closure)
         return
     if steps_parts(optimizer):
         with _parts(optimizer):
@@ -204,7 +210,7 @@ def step(optimizer: optim.Optimizer, *, cut: bool) -> None:
         return
     try:
         with reading_together():
-            optimizer.step()
+            optimizer.step(*closure)
     except Exception as error:
         if not _of_dtensor(error):
             raise

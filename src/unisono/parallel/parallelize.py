@@ -246,6 +246,8 @@ def _later(name: str) -> property:
     return property(lambda run: run.__getattr__(name), doc=getattr(Run, name).__doc__)
 
 
-for _name in (vars(Run).keys() - vars(FirstBatchRun).keys()) - {"epochs", "close", "wait"}:
+for _name in (vars(Run).keys() - vars(FirstBatchRun).keys()) - {
+    "epochs", "close", "wait", "backward", "update",
+}:  # fmt: skip
     if not _name.startswith("_"):
         setattr(FirstBatchRun, _name, _later(_name))

@@ -70,7 +70,8 @@ class ParameterHooks:
         """Raise ValueError for a step that only adds to the gradients: hooks would see several batches."""
         if self._hooks and not update:
             raise ValueError(
-                f'step: update=False adds up gradients of several batches, and "{next(iter(self._hooks))}" '
+                f"update=False adds up gradients of several batches, as backward does, and "
+                f'"{next(iter(self._hooks))}" '
                 "has a hook, which one process calls for each of them. Remove it, or use one batch for each "
                 "update"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple
 
@@ -116,6 +117,20 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     ),
 }
 """A setting -> what it needs, where it is not the default. `docs/plans.md` shows the table."""
+
+OWN_LOOP = (
+    Need("tensor", (1,), "a rank's backward gives a part of each gradient"),
+    Need("pipeline", (1,), "no rank has the whole model"),
+    Need("context", (1,), "no rank has whole sequences"),
+    Need("expert", (1,), "ranks have different experts"),
+    Need("micro_batches", (1,), "step alone cuts a batch: call backward for each part of it"),
+    Need("precision", ("f32", "bf16", "fp16"), "the loop has torch.autocast of its own, beside f32"),
+    Need("swap", (None,), "parameters are in memory within step alone"),
+    Need("compression", (None,), "it averages once for each update"),
+    Need("local_steps", (None,), "replicas meet in step"),
+    Need("elastic", (False,), "step alone is done again by the living"),
+)
+"""What a loop of `Run.backward` and `Run.update` needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +271,14 @@ class Plan:
             here = f"{name}={getattr(self, name)!r}"
             if here != setting if value else getattr(self, name) == defaults[name]:
                 continue
-            for need in needs:
-                if getattr(self, need.field) not in need.values:
-                    wanted = " or ".join(f"{need.field}={each!r}" for each in need.values)
-                    raise UnfitError(
-                        f"Plan: {here} needs {wanted}, not {getattr(self, need.field)!r}: {need.why}"
-                    )
+            for unmet in self._unmet(here, needs):
+                raise UnfitError(unmet)
+
+    def _unmet(self, what: str, needs: Iterable[Need]) -> Iterator[str]:
+        for need in needs:
+            if getattr(self, need.field) not in need.values:
+                wanted = " or ".join(f"{need.field}={each!r}" for each in need.values)
+                yield f"Plan: {what} needs {wanted}, not {getattr(self, need.field)!r}: {need.why}"
 
     def _check_sharding(self) -> None:
         if self.shard is None:
@@ -353,6 +370,16 @@ class Plan:
                 f"Plan: elastic=True with zero=0 needs precision='f32', not {self.precision!r}: replicas in "
                 "low precision are bound to their ranks; use zero=1"
             )
+
+    @property
+    def why_no_own_loop(self) -> str:
+        """Why `Run.backward` and `Run.update` do not train under this plan; empty: they do."""
+        return next(self._unmet("run.backward", OWN_LOOP), "")
+
+    def check_own_loop(self) -> None:
+        """Raise ValueError where `Run.backward` and `Run.update` do not train under this plan."""
+        if self.why_no_own_loop:
+            raise UnfitError(self.why_no_own_loop)
 
     def resized(self, data: int) -> Plan:
         """The plan with so many data ranks. `shard` grows to the next number that divides them.

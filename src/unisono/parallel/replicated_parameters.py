@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ class GradientBucket:
         self.group, self._label = group, f"{of}bucket {number}"
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
+        self.mine = b""  # whether this rank has a gradient of each
         self.missing = set(self.parameters)  # not reached by backward yet; it may reach one twice
         self.reducing = False
         self.work: Any = None  # of the all-reduce; none under compression
@@ -78,7 +80,8 @@ class GradientBucket:
         for part, grad in pairs:
             if grad is None:
                 part.zero_()
-        self._used.copy_(torch.tensor([float(grad is not None) for _, grad in pairs]))
+        self.mine = bytes(grad is not None for _, grad in pairs)
+        self._used.copy_(torch.tensor([*self.mine], dtype=torch.float32))
         if with_gradient:
             copy_each_([part for part, _ in with_gradient], [grad for _, grad in with_gradient])
 
@@ -114,21 +117,24 @@ class GradientBucket:
         self.missing.discard(parameter)
 
     def finish_step(self, *, uneven_use: bool) -> None:
-        """Store the averages in the parameters' gradients.
+        """Store the averages in the gradients of the parameters that this rank has used, or of all."""
+        for parameter, part, mine in zip(self.parameters, self._parts, self.mine, strict=True):
+            wanted = mine or (uneven_use and parameter.requires_grad)
+            parameter.grad = like(part, parameter) if wanted else None
 
-        Raises:
-            RuntimeError: only some ranks have used a parameter.
-        """
-        for name, parameter, part, used in zip(
-            self.names, self.parameters, self._parts, self._used.real.tolist(), strict=True
-        ):
-            if 0 < used < 1 and not uneven_use:
+    def check_used(self) -> None:
+        """Raise RuntimeError if only some ranks have used a parameter. It waits for the device."""
+        for name, used in zip(self.names, self._used.real.tolist(), strict=True):
+            if 0 < used < 1:
                 raise RuntimeError(
                     f"{name!r} has a gradient on {used:.0%} of the data ranks only. If ranks may leave "
                     "different parameters unused, write Plan(uneven_use=True)"
                 )
-            wanted = used or (uneven_use and parameter.requires_grad)
-            parameter.grad = like(part, parameter) if wanted else None
+
+
+def mark_of(buckets: Iterable[GradientBucket]) -> int:
+    """A number below 2^20 for which parameters this rank has used."""
+    return zlib.crc32(b"".join(bucket.mine for bucket in buckets)) % 2**20
 
 
 class ReplicatedParameters:
@@ -139,30 +145,31 @@ class ReplicatedParameters:
     Attributes:
         root: the module whose parameters these are.
         compression: how gradients are compressed; None: not.
+        buckets: one after the other, as backward fills them.
     """
 
     def __init__(self, root: nn.Module, mesh: PlanMesh, experts: ExpertAxis | None = None) -> None:
         self.root, self._experts = root, experts
         self.compression: Compression | None = None
         self._uneven_use = mesh.plan.uneven_use
-        self._buckets: list[GradientBucket] = []
+        self.buckets: list[GradientBucket] = []
         self._next = 0  # the first bucket that is not being reduced
-        self._reducing = False
+        self._reducing = self._strayed = False
         self._hooks: list[Any] = []
         self.follow(mesh)
 
     def follow(self, mesh: PlanMesh) -> None:
         """Average over the data ranks of this mesh from now on."""
         self._group, self._plan, self._mesh = mesh.group("replica"), mesh.plan, mesh
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.group = self._group
-        if self._buckets:
+        if self.buckets:
             return
-        self._buckets = buckets_of(self.root, mesh, self._experts)
+        self.buckets = buckets_of(self.root, mesh, self._experts)
         counter = weakref.WeakMethod(self._count)  # hooks of a parameter are not garbage-collected with it
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(call_alive, counter, number))
-            for number, bucket in enumerate(self._buckets)
+            for number, bucket in enumerate(self.buckets)
             for parameter in bucket.parameters
         ]
 
@@ -174,13 +181,13 @@ class ReplicatedParameters:
         """Average the gradients of those parameters that require them now."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._buckets = [], []
+        self._hooks, self.buckets = [], []
         self.follow(self._mesh)
 
     def compress(self, named: Mapping[str, nn.Parameter]) -> None:
         """Compress gradients as the plan says. `named`: the parameters by their names in the user's model."""
         settings = self._plan.compression
-        if settings is not None and self._buckets:
+        if settings is not None and self.buckets:
             self.compression = Compression(settings, named, self._group)
 
     def reset(self) -> None:
@@ -189,12 +196,16 @@ class ReplicatedParameters:
         self._next = 0
         if self.compression is not None:
             self.compression.reset()
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.forget()
 
     def waiting(self) -> list[Any]:
         """Nothing: gradients wait in their parameters."""
         return []
+
+    def strayed(self) -> bool:
+        """Whether a backward has come since `finish` whose gradients are those of this rank alone."""
+        return self._strayed and any(p.grad is not None for one in self.buckets for p in one.parameters)
 
     def before_backward(self, *, last: bool) -> None:
         """Say whether the next backward is the last one of this step."""
@@ -208,15 +219,15 @@ class ReplicatedParameters:
 
     def finish(self) -> None:
         """Reduce what no backward has filled, and wait for all."""
-        self._reducing = False
-        for bucket in self._buckets[self._next :]:
+        self._reducing = self._strayed = False
+        for bucket in self.buckets[self._next :]:
             bucket.reduce(self.compression)
         self._next = 0
         if self.compression is not None:
             self.compression.finish()
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             bucket.wait()
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             self._finish_step(bucket)
 
     def _finish_step(self, bucket: GradientBucket) -> None:
@@ -225,10 +236,11 @@ class ReplicatedParameters:
     def _count(self, number: int, parameter: nn.Parameter) -> None:
         """The gradient of `parameter`, one of a bucket's, is complete."""
         if not self._reducing:
+            self._strayed = True
             return
-        self._buckets[number].mark_ready(parameter)
-        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-            self._buckets[self._next].reduce(self.compression)
+        self.buckets[number].mark_ready(parameter)
+        while self._next < len(self.buckets) and not self.buckets[self._next].missing:
+            self.buckets[self._next].reduce(self.compression)
             self._next += 1
 
 

@@ -28,13 +28,23 @@ from .costs.forecast import ForecastCheck, StepForecast
 from .explained_errors import explained
 from .failures import RunFailures
 from .generators import drawing, reseed, seed_of
-from .gradients import add_up, local, scale_, squared_norm
+from .gradients import local, scale_
 from .layouts.shard import planned
-from .loss_check import LossCheck, not_a_mean
-from .loss_weights import SUM, GradientAccumulation, Weigh, cut_batch, ignored_by, is_mean, own_loss, resolved
+from .loss_check import LossCheck, check_own_loss, not_a_mean
+from .loss_weights import (
+    SUM,
+    GradientAccumulation,
+    Weigh,
+    cut_batch,
+    ignored_by,
+    is_mean,
+    own_loss,
+    resolved,
+    share_of_rank,
+)
 from .model_changes import ModelChanges, TrainedFlags, check_trained, why_fixed
 from .model_setup import ModelSetup
-from .optimizer_scope import limits_of
+from .optimizer_scope import limits_of, refuse_closure
 from .optimizers import (
     Optimizer,
     Parameters,
@@ -53,7 +63,7 @@ from .pipeline.schedule import Schedule, Span, Timeline
 from .plan import Plan
 from .precision import LossScaler
 from .prediction import evaluating, joined, prediction, proved_schedule
-from .replicated_parameters import ReplicatedParameters
+from .replicated_parameters import ReplicatedParameters, mark_of
 from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
@@ -106,7 +116,7 @@ class Run:
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
         group, limits = built.mesh.everyone.world, limits_of(built)
-        self.optimizer, self._optimizers = make_optimizers(optimizer, given, group, limits)
+        self.optimizer, self._optimizers, self._closures = make_optimizers(optimizer, given, group, limits)
         self._told = not (limits.part or limits.units)  # hooks of a step see all parameters, or it is told
         self._fixed = why_fixed(built)
         self._flags = None if self._fixed else TrainedFlags(built)
@@ -154,12 +164,7 @@ class Run:
         return RankBatches(loader, self.mesh.everyone.row, self.plan.data, self._data)
 
     def _groups(self) -> list[Any]:
-        meshes = [mesh for mesh in (self.mesh, self.mesh.outer) if mesh is not None]
-        groups = [group for mesh in meshes for group in (mesh.world, *mesh.axes.get_all_groups())]
-        if self._built.experts is not None:
-            groups += self._built.experts.mesh.axes.get_all_groups()
-        groups += [self.mesh.context] * (self.mesh.context is not None)
-        return groups + [tie.group for tie in self._built.ties] + self._built.others
+        return self._built.groups
 
     def step(self, batch: tuple[Any, Any], *, update: bool = True, watch: bool = False) -> float:
         """Train on this rank's part of a batch: forward, backward, communication, optimizer.
@@ -182,6 +187,8 @@ class Run:
         if torch.is_inference_mode_enabled():
             raise RuntimeError("step within torch.inference_mode() has no gradients: call it outside")
         self._check_own("step")
+        if self._closures is not None:
+            refuse_closure(self._closures)
         if watch:
             mean, self._watched = watching(lambda: self._train(batch, update=update))
             return mean
@@ -195,53 +202,187 @@ class Run:
         drawn = f"step, call {self._accumulated.calls}" if self._accumulated.calls else "step"
         self._built.hooks.check_step(update=update)
         with self._call(), self._drawing(drawn):
+            self._accumulated.check("step")
             if not self._accumulated.calls:
                 self._clear()  # what a backward outside a step has left
             made, work, total = self._work(batch, self._accumulated, train=True, update=update)
-            kept = False
-            try:
+            with self._gradients_end(update=update):
                 self._written.begin()
                 loss, count, self._spans = self._built.runtime.run(made, work)
                 wrote, lost = self._written.written(len(work.micros) * (2 if self.plan.recompute else 1))
                 if update:
-                    add_up(self._trained, self._built.ties)
-                    if self.experts is not None:
-                        self.experts.average(self._trained)
-                    self._built.hooks.call(self._trained, self.scaler.scale)
-                changed = self._statistics.changed()
-                twice = self._statistics.lasting(changed, twice=True)
-                wrong = twice is not None or bool(lost)
-                problem, tried = self._loss_problem()
-                changes = [any(changed), wrong, self._is_asked(), update, not update, wrote]
-                changes += [bool(problem), tried]
-                mean, norm, count, moved = self._agree(loss, count, changes=changes, norm=update)
-                self._check_loss(problem, found=moved[6], tried=moved[7])
-                if moved[1]:
-                    raise_written(twice, lost)
-                if moved[3] and moved[4]:
-                    raise ValueError("step: update is True on some ranks and False on others")
-                self._asked = moved[2]
-                count = count if work.counts else total
-                mean *= self._accumulated.ratio(count)
-                ratio = self._accumulated.add(count)
-                if moved[0]:
-                    self._statistics.synchronize(changed)
-                if moved[5]:
-                    self._written.check_ranks()
-                kept = not update
-                if update:
-                    self._update(norm, ratio)
-                    if self._outer is not None and self._outer.due(self.steps + 1):
-                        self._outer.meet()
-            except BaseException:
-                self._built.runtime.forget()
-                raise
-            finally:
-                self._written.end()
-                if not kept:
-                    self._clear()  # after an error, too: the next step must not add to these
+                    self._built.complete(self._trained, self.scaler.scale)
+                known = None if work.counts else total
+                mean: float = self._conclude(loss, count, known, wrote=wrote, lost=lost, update=update)
         self._waiting = [] if update else self._gradients()
-        self.steps += update
+        return mean
+
+    def backward(
+        self,
+        loss: Tensor,
+        *,
+        rows: float | None = None,
+        also: Sequence[Run] = (),
+        retain_graph: bool = False,
+    ) -> None:
+        """Add the gradients of a loss that the caller computed from `run.model(...)`. All ranks call this.
+
+        Afterwards each parameter's `grad` is that of the mean over all ranks' losses, the same on every rank,
+        and times `scaler.scale` under fp16. Further calls add to it, as in PyTorch, until `update`; the first
+        one after an update drops what was there. An input gets the gradient of this rank's loss alone.
+
+        Args:
+            loss: one value, the mean over this rank's rows.
+            rows: over how many rows, or labels, it is a mean. Ranks weigh by them, so that the result is the
+                mean over all rows, as in one process. None: all ranks weigh the same, as in DDP.
+            also: other runs that this loss trains, too, such as its learned weights; each takes an `update`.
+            retain_graph: another backward of this graph follows.
+        Raises:
+            ValueError: this plan has its backward in `step` alone; gradients of `step(batch, update=False)`
+                wait; the loss comes to no parameter of this run, or to one of no run; without `rows`, the
+                last forwards of the ranks had different numbers of rows.
+            Mismatch: ranks call different things.
+        """
+        with contextlib.ExitStack() as stack:
+            weights = [stack.enter_context(run._gathering(loss, rows)) for run in (self, *also)]
+            if also and any(run.scaler.active for run in (self, *also)):
+                raise ValueError("backward: also= with precision='fp16', where each run scales its own loss")
+            torch.autograd.backward(loss, torch.full_like(loss, weights[0]), retain_graph=retain_graph)
+
+    def update(self, closure: Callable[[], object] | None = None) -> Tensor:
+        """Update the parameters by the gradients of `backward`, which go then. All ranks call this.
+
+        Clips as the plan says, skips an overflow under fp16, and counts one step.
+
+        Args:
+            closure: computes the loss and calls `backward`, for optimizers that need it, such as LBFGS. Each
+                evaluation begins without gradients.
+        Returns:
+            The mean loss of all ranks, weighed as in `backward` and added up over its calls; of a closure's
+            first evaluation. f64 [], the same on every rank. Reading it waits for the device; the call itself
+            does so for `Plan(clip=...)`, fp16 and a closure.
+        Raises:
+            ValueError: no `backward` came before.    TypeError: an optimizer needs a closure.
+            Mismatch: ranks call different things.
+        """
+        self.plan.check_own_loop()
+        self._check_own("update")
+        if closure is None and self._closures is not None:
+            name = type(self._closures).__name__
+            raise TypeError(f"update: {name}.step needs a closure: run.update(closure)")
+        losses: list[Tensor] = []
+        with self._call():
+            if self._closures is not None:
+                self._step(1.0, lambda: self._evaluated(closure, losses))
+            elif closure is not None:
+                self._clear()
+                closure()
+            self._accumulated.check("update")
+            with self._gradients_end(update=True):
+                lost = self._strayed()
+                reshard(self._built.units.root)  # a forward may have gathered what was then
+                wrote = self._written.is_early()  # ranks then compare what they have
+                loss = self._accumulated.lost / self.plan.data
+                mean: Tensor = self._conclude(loss, 0.0, 1.0, wrote=wrote, lost=lost, stepped=bool(losses))
+        return next(iter(losses), mean)
+
+    def _evaluated(self, closure: Any, losses: list[Tensor]) -> Tensor:
+        """Call the caller's closure, without gradients of earlier ones; return and note all ranks' loss."""
+        self._clear()
+        with torch.enable_grad():
+            closure()
+        self._accumulated.check("update")
+        numbers, _ = self._agree(self._accumulated.lost / self.plan.data, 0.0, changes=[], norm=True)
+        factor = self._factor(numbers[1].item() if self._asks_norm else None, 1.0)
+        scale_(self._trained.values(), factor or 1.0)  # none overflows: no closure goes with fp16
+        losses.append(numbers[0])
+        return numbers[0]
+
+    @contextlib.contextmanager
+    def _gathering(self, loss: Tensor, rows: float | None) -> Iterator[float]:
+        """A backward of the caller's, within the block; yields what the loss is multiplied by."""
+        self.plan.check_own_loop()
+        self._check_own("backward")
+        with self._call():
+            self._accumulated.check("backward")
+            self._built.hooks.check_step(update=not self._accumulated.calls)
+            check_own_loss(loss)
+            weight, changed = share_of_rank(rows, self._written.rows, self.mesh, changed=self._is_changed())
+            if changed:
+                self._check_outside()
+                self._follow_frozen()
+            if not self._accumulated.calls:
+                self._clear()
+            before = self._gradients()
+            with self._gradients_end(update=False), self._built.runtime.backward():
+                yield weight * self.scaler.scale
+                if all(map(_same, before, self._gradients())):
+                    raise ValueError(
+                        "backward: the loss comes to no parameter of this run. Call backward of the run "
+                        "whose model has computed it; run.backward(loss, also=[other]) trains both"
+                    )
+            self._built.complete(self._trained, self.scaler.scale)
+            self._accumulated.add_loss(loss.detach().double() * weight)
+
+    @contextlib.contextmanager
+    def _gradients_end(self, *, update: bool) -> Iterator[None]:
+        """After the block the gradients go: with an update, and with an error, to which no step may add."""
+        kept = False
+        try:
+            yield
+            kept = not update
+        except BaseException:
+            self._built.runtime.forget()
+            raise
+        finally:
+            self._written.end()
+            if not kept:
+                self._clear()
+
+    def _conclude(
+        self, loss: Tensor | float, count: float, total: float | None, *, update: bool = True,
+        wrote: bool = False, lost: str = "", stepped: bool = False,
+    ) -> Any:  # fmt: skip
+        """Agree with all ranks on what the gradients come from, and update. Return the mean loss, that of the
+        caller's loop on the device.
+
+        Args:
+            total: by what all ranks divide; None: by the sum of `count`.
+            wrote, lost: see `WrittenParameters.written`.
+            stepped: the optimizers have stepped.
+        """
+        own = self._accumulated.own_loop
+        changed = self._statistics.changed()
+        twice = self._statistics.lasting(changed, twice=True)
+        problem, tried = ("", False) if own else self._loss_problem()
+        changes = [any(changed), twice is not None or bool(lost), self._is_asked(), update, not update, wrote]
+        norm = update and not stepped
+        used = self._built.units.buckets if update and not self.plan.uneven_use else ()
+        changes += [bool(problem), tried]
+        numbers, moved = self._agree(loss, count, changes=changes, norm=norm, mark=mark_of(used))
+        for bucket in used if moved[-1] else ():
+            bucket.check_used()
+        if not own:
+            self._check_loss(problem, found=moved[6], tried=moved[7])
+        if moved[1]:
+            raise_written(twice, lost)
+        if moved[3] and moved[4]:
+            raise ValueError("step: update is True on some ranks and False on others")
+        self._asked = moved[2]
+        values = numbers.tolist() if not own or (norm and self._asks_norm) else [0.0] * 3
+        count = values[2] if total is None else total
+        mean = numbers[0] if own else values[0] * self._accumulated.ratio(count)
+        ratio = self._accumulated.add(count)
+        if moved[0]:
+            self._statistics.synchronize(changed)
+        if moved[5]:
+            self._written.check_ranks(own_loop=own)
+        if update:
+            if not stepped:
+                self._update(values[1] if self._asks_norm else None, ratio)
+            if self._outer is not None and self._outer.due(self.steps + 1):
+                self._outer.meet()
+            self.steps += 1
         return mean
 
     def _accumulation(self) -> GradientAccumulation:
@@ -424,8 +565,8 @@ class Run:
         """Refuse what needs the weights after an update, the same on all replicas, where there are none."""
         if self._accumulated.calls:
             raise ValueError(
-                f"{what}: {self._accumulated.calls} calls of step(batch, update=False) wait for an update, "
-                "and no checkpoint has gradients. Call it after a step with an update"
+                f"{what}: {self._accumulated.calls} calls of {self._accumulated.of} wait for an update, "
+                "and no checkpoint has gradients. Call it after the update"
             )
         if self._outer is not None and not self._outer.due(self.steps):
             raise ValueError(
@@ -653,8 +794,7 @@ class Run:
         if check is None or not check.asked:
             return
         if not found and not tried and not self.plan.elastic:  # whose newcomers would ask alone
-            own = self.mesh.place("tensor") == self.mesh.context_place == 0  # their ranks have the same rows
-            every = on_every_rank(lambda: check.tensors() if own else [], self.mesh.world)
+            every = on_every_rank(lambda: check.tensors() if self.mesh.counts else [], self.mesh.world)
             seen = [one for some in every for one in some]
             problems = on_every_rank(lambda: check.problem(seen), self.mesh.world)
             problem = next(filter(None, problems), "")
@@ -665,14 +805,21 @@ class Run:
 
     def _is_changed(self) -> bool:
         """Whether the caller has changed parameters of this rank since the last call, or what is trained."""
-        self._outside = self._written.outside()
-        if self._accumulated.calls and not all(map(_same, self._waiting, self._gradients())):
+        self._outside = self._written.outside() or self._strayed()
+        waits = self._accumulated.calls > 0 and not self._accumulated.own_loop
+        if waits and not all(map(_same, self._waiting, self._gradients())):
             self._outside = (
                 "gradients that wait for an update after step(batch, update=False) were changed since: by a "
                 "backward outside the step, or zero_grad(). All of them are dropped. Do that after a step "
                 "with an update, or take gradients by torch.autograd.grad"
             )
         return bool(self._outside) or (self._flags is not None and bool(self._flags.changed()))
+
+    def _strayed(self) -> str:
+        """Why gradients of `backward` that wait are wrong now; empty: they are not."""
+        units = self._built.units
+        stray = isinstance(units, ReplicatedParameters) and self._accumulated.own_loop and units.strayed()
+        return STRAY if stray else ""
 
     def _gradients(self) -> list[tuple[Any, int]]:
         """The gradients of this rank, and how often each was written."""
@@ -710,10 +857,7 @@ class Run:
         self._flags.take(flags)
         self._trained |= new
         self._cut = has_cut_parameters(self._trained.values())
-        self._built.follow_frozen()
-        for programs in (self._built.programs, self._built.runtime.context):
-            if programs is not None:
-                programs.follow_frozen(self._flags.everywhere)
+        self._built.follow_frozen(self._flags.everywhere)
 
     def _optimizers_for(self, new: Mapping[str, nn.Parameter]) -> tuple[list[torch.optim.Optimizer], str]:
         """What the caller's function makes of parameters that no optimizer has, and what is wrong."""
@@ -733,38 +877,38 @@ class Run:
         return made, ""
 
     def _confirm(self, micros: Sequence[tuple[Any, Any]], *, loss: bool = True) -> None:
-        """Prove the cuts for the inputs of these micro-batches, where they are new.
-
-        Args:
-            loss: the programs end with that of the run.
-        """
+        """Prove the cuts for these micro-batches; loss: the programs end with that of the run."""
         if self._changes is not None:
             self._changes.check()
-        if self._built.runtime.context is not None:
-            self._built.runtime.context.confirm(micros, self._loss if loss else None)
-        elif self._built.programs is not None:
-            self._built.programs.confirm(given for given, _ in micros)
-        if self._built.decision is not None:
-            self._built.decision.confirm(given for given, _ in micros)
+        self._built.confirm(micros, self._loss if loss else None)
+
+    @property
+    def _asks_norm(self) -> bool:
+        return self.plan.clip is not None or self.scaler.active
 
     def _agree(
-        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool
-    ) -> tuple[float, float | None, float, list[bool]]:
-        """Sum over all ranks, in one message: the loss, the squared norm where it is asked for, the count.
-        Also return whether some rank has these changes.
+        self, loss: Tensor | float, count: float, *, changes: list[bool], norm: bool, mark: int = 0
+    ) -> tuple[Tensor, list[bool]]:
+        """Sum over all ranks the loss, the squared norm where it is asked for, the count: f64 [3], on the
+        device. Also return whether some rank has these changes, and whether their marks differ.
+
+        One message; two where the host may send its own, so that reading it does not wait for the device.
         """
-        device = self.mesh.axes.device_type
-        wanted = norm and (self.plan.clip is not None or self.scaler.active)
-        counts = self.mesh.place("tensor") == self.mesh.context_place == 0  # their ranks have the same loss
-        both = torch.tensor([0.0, 0.0, 0.0, *map(float, changes)], dtype=torch.float64, device=device)
-        both[0] = loss if counts else 0.0
-        both[2] = count if counts else 0.0
-        if wanted:
-            both[1] = self._squared_norm()
+        device, host = torch.device(self.mesh.axes.device_type), self.mesh.control
+        mine = [0.0, 0.0, 0.0, mark, mark * mark, *map(float, changes)]
+        flags = torch.tensor(mine, dtype=torch.float64, device=host)
+        both = flags if host.type == device.type else flags.new_zeros(3, device=device)
+        if self.mesh.counts:
+            both[0], both[2] = loss, count
+        if norm and self._asks_norm:
+            both[1] = self._built.squared_norm(self._trained)
         with record_function("up::agree|step"):
             dist.all_reduce(both, group=self.mesh.world)
-        mean, squared, total, *moved = both.tolist()
-        return mean, squared if wanted else None, total, [one > 0 for one in moved]
+            if flags is not both:
+                dist.all_reduce(flags, group=self.mesh.world)
+        total, squares, *moved = flags[3:].tolist()
+        apart = self.mesh.plan.ranks * squares != total * total  # these sums are exact
+        return both[:3], [*(one > 0 for one in moved), apart]
 
     def _agree_unchanged(
         self, loss: Tensor | float, count: float, changes: list[bool]
@@ -773,42 +917,46 @@ class Run:
         changed = self._statistics.changed()
         name = self._statistics.lasting(changed)
         changes = [name is not None, *changes]
-        mean, _, total, (wrong, *moved) = self._agree(loss, count, norm=False, changes=changes)
+        numbers, (wrong, *moved) = self._agree(loss, count, norm=False, changes=changes)
         if wrong:
             self._statistics.synchronize(changed)
             what = f"buffer {name!r}" if name else "a buffer of another rank"
             raise RuntimeError(
                 f"the evaluation has changed {what}. Call run.model.eval() before run.evaluate"
             )
+        mean, _, total = numbers.tolist()
         return mean, total, moved
 
-    def _squared_norm(self) -> Tensor | float:
-        if self.swap is not None:
-            return self.swap.squared_norm(self.plan.data)
-        spread = {} if self.experts is None else {"spread": self.experts.spread}
-        return squared_norm(self._trained, self._built.ties, self.mesh, **spread)
-
-    def _update(self, squared: float | None, ratio: float) -> None:
-        """Unscale, clip, step; or skip the step, if any rank overflowed.
+    def _factor(self, squared: float | None, ratio: float) -> float | None:
+        """What unscales and clips all gradients; None: the step is skipped, some rank overflowed.
 
         Args:
             ratio: all gradients are to be multiplied by it.
         """
-        factor = ratio
-        if squared is not None:
-            overflowed = self.scaler.active and not math.isfinite(squared)
-            scale = self.scaler.scale
-            if self.scaler.active:
-                self.scaler.update(overflowed)
-            self.grad_norm = math.sqrt(squared) / scale * ratio if squared >= 0 else squared
-            if overflowed:
-                self.skipped += 1
-                return
-            factor = ratio / scale
-            if self.plan.clip is not None:
-                factor *= min(1.0, self.plan.clip / (self.grad_norm + 1e-6))
+        if squared is None:
+            return ratio
+        overflowed = self.scaler.active and not math.isfinite(squared)
+        scale = self.scaler.scale
+        if self.scaler.active:
+            self.scaler.update(overflowed)
+        self.grad_norm = math.sqrt(squared) / scale * ratio if squared >= 0 else squared
+        if overflowed:
+            self.skipped += 1
+            return None
+        clip = self.plan.clip
+        return ratio / scale * (1.0 if clip is None else min(1.0, clip / (self.grad_norm + 1e-6)))
+
+    def _update(self, squared: float | None, ratio: float) -> None:
+        """Unscale, clip, step; or skip the step."""
+        factor = self._factor(squared, ratio)
+        if factor is not None:
+            self._step(factor)
+
+    def _step(self, factor: float, *closure: Callable[[], Tensor]) -> None:
+        """Step each optimizer, by gradients times `factor`, or by one closure."""
         self._told = self._told or tell_of_hooks(self._optimizers, self.plan)
-        if self._draws and not all(map(steps_parts, self._optimizers)):  # which draw the same on all ranks
+        parts = closure or all(map(steps_parts, self._optimizers))
+        if self._draws and not parts:  # which draw the same on all ranks
             reseed(seed_of(self._built.seed, "update", self.steps), self.mesh.axes.device_type)
         if self.swap is not None:
             for optimizer in self._optimizers:
@@ -816,7 +964,7 @@ class Run:
         else:
             scale_(self._trained.values(), factor)
             for optimizer in self._optimizers:
-                step(optimizer, cut=self._cut)
+                step(optimizer, *closure, cut=self._cut)
 
     def _clear(self) -> None:
         self._accumulated.clear()
@@ -824,6 +972,12 @@ class Run:
             parameter.grad = None
         if self.swap is not None:
             self.swap.reset()
+
+
+STRAY = (
+    "a backward that is not of this run has added to gradients that wait for its update, on each rank those "
+    "of its own rows. Write other.backward(loss, also=[this run]), or call this run's update before it"
+)
 
 
 def _same(one: tuple[Any, int], other: tuple[Any, int]) -> bool:

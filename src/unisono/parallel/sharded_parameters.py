@@ -251,6 +251,7 @@ class ShardedParameters:
         experts: whose parameters fewer ranks hold; None: there are none.
     Attributes:
         root: the module whose parameters these are.
+        buckets: those of scalars.
     """
 
     def __init__(
@@ -266,6 +267,7 @@ class ShardedParameters:
     ) -> None:
         self.root, self._units, self._last = root, units, last
         self._exact, self._experts = exact, experts
+        self._kept = False  # until the end of the next backward, which reads them by no hook of a unit
         if mesh.plan.elastic:  # whether `follow` will work
             tried = nn.Linear(1, 1)
             _wrap(tried, mesh, _policy(mesh.plan))
@@ -292,7 +294,7 @@ class ShardedParameters:
         _check_types(self.root, plan)
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
         self._mesh = mesh
-        self._scalars = self._scalar_buckets()
+        self.buckets = self._scalar_buckets()
         if plan.uneven_use:
             fsdp.reduce_unused(self.root)
         if self._units and mesh.axes.size(2) > 1:  # gather the next unit's parameters while one computes
@@ -330,12 +332,12 @@ class ShardedParameters:
         """Train those parameters that require gradients now."""
         reshard(self.root)
         fsdp.follow_frozen(self.root)
-        self._scalars = self._scalar_buckets()
+        self.buckets = self._scalar_buckets()
 
     def reset(self) -> None:
         """Drop the state of a step that raised, and wait for its collectives in flight."""
         fsdp.reset(self.root)
-        for bucket in self._scalars:
+        for bucket in self.buckets:
             bucket.forget()
 
     def waiting(self) -> list[Any]:
@@ -344,7 +346,14 @@ class ShardedParameters:
 
     def before_backward(self, *, last: bool) -> None:
         """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
-        self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=last or self._plan.zero == 3)
+        free = (last or self._plan.zero == 3) and not self._kept
+        self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=free)
+
+    def note_gradient(self, _gradient: Any) -> None:
+        """The hook of an output: parameters stay gathered where a derivative of this gradient follows."""
+        if torch.is_grad_enabled():
+            self._kept = True
+            self._set_backward(last=True, reduce=True, free=False)
 
     def after_weights(self) -> None:
         """Add the gradients of weights to the accumulated ones, in the type of the reduction.
@@ -371,10 +380,13 @@ class ShardedParameters:
 
     def finish(self) -> None:
         """Average the gradients of scalars. The end of the last backward has waited for all others."""
-        for bucket in self._scalars:
+        for bucket in self.buckets:
             bucket.reduce()
             bucket.wait()
             bucket.finish_step(uneven_use=self._plan.uneven_use)
+        if self._kept:
+            self._kept = False
+            reshard(self.root)
 
 
 def reshard(root: nn.Module) -> None:

@@ -131,6 +131,8 @@ class ParameterSwap:
         self._backward_ended()
         self._norms.clear()
 
+    buckets: Sequence[GradientBucket] = ()  # one at a time is made, and checked
+
     def waiting(self) -> list[Any]:
         """The norms of the gradients that wait in the store."""
         return [*self._norms.values()]
@@ -167,6 +169,8 @@ class ParameterSwap:
         bucket.reduce()
         bucket.wait()
         bucket.finish_step(uneven_use=self._uneven_use)
+        if not self._uneven_use:
+            bucket.check_used()
         for parameter in bucket.parameters:
             if parameter.grad is not None:
                 self._keep_gradient(parameter, parameter.grad)

@@ -30,7 +30,8 @@ from unisono.torch_internals.fsdp import GatheredCopies
 from unisono.torch_internals.random_draws import draw_whole
 
 from .gradients import bits_of, local
-from .loss_check import OF_RUNS
+from .graph.containers import tensors_in
+from .loss_check import OF_RUNS, end_of_graph
 from .sharded_parameters import ShardedParameters
 from .swap import FORWARDS, ParameterSwap
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 STEPS = 3  # of a run, in which bits are compared
 Sums = dict[str, int]
+OF_LOOP = "Change parameters and gradients on all ranks alike"
 REMEDY = (
     "Write no parameter in the forward: compute what it needs from the parameter (as "
     "torch.nn.utils.parametrize does), or write between two steps"
@@ -52,20 +54,21 @@ class WrittenParameters:
         self._built, units = built, built.units
         self._left = 0 if built.mesh.plan.elastic else STEPS  # which newcomers would count anew
         self._replicas = not isinstance(units, (ShardedParameters, ParameterSwap))
+        self._stepping = False
+        self.rows = self.begun = 0  # of the caller's last forward: what it took, and where its graph ends
         self._versions: list[int] | None = None  # when a step began
         self._before: Sums = {}  # likewise, in the first steps
         self._first: Sums | None = None  # after its first forward
         self._compared: set[str] = set()  # what forwards have written, the same on all ranks
-        if self._replicas:
-            units.root.register_forward_hook(self._note)
-        elif isinstance(units, ParameterSwap):
+        units.root.register_forward_hook(self._note, with_kwargs=True)
+        if isinstance(units, ParameterSwap):
             units.watched = FORWARDS
         self.follow()
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> WrittenParameters:
         """A copy of the model, such as one that is recorded, is not watched."""
         made = object.__new__(WrittenParameters)
-        made._versions = None
+        made._versions, made._stepping = None, True
         return made
 
     def follow(self) -> None:
@@ -123,6 +126,7 @@ class WrittenParameters:
 
     def begin(self) -> None:
         """A step begins."""
+        self._stepping = True
         if self._replicas:
             self._first, self._versions = None, [value._version for value in self._values]
             self._before = self._sums(self._named) if self._left else {}
@@ -155,10 +159,15 @@ class WrittenParameters:
 
     def end(self) -> None:
         """A step ends."""
-        self._left -= bool(self._left)
-        self._versions = None
+        self._left -= self._stepping and self._left > 0
+        self._versions, self._stepping = None, False
 
-    def check_ranks(self) -> None:
+    def is_early(self) -> bool:
+        """Whether this update of the caller's loop is one of the first."""
+        self._left -= (early := self._left > 0)
+        return early
+
+    def check_ranks(self, *, own_loop: bool = False) -> None:
         """Compare what the data ranks have written. All ranks call this, once one of them has.
 
         Raises:
@@ -175,9 +184,10 @@ class WrittenParameters:
                 dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
         for name, differs in zip(self._named, (most != least).tolist(), strict=True):
             if differs:
+                who, remedy = ("loop changes", OF_LOOP) if own_loop else ("forward writes", REMEDY)
                 raise RuntimeError(
-                    f'the forward writes the parameter "{name}", and data ranks write different values: '
-                    f"each has its own rows. {REMEDY}"
+                    f'the {who} the parameter "{name}", and data ranks write different values: each has its '
+                    f"own rows. {remedy}"
                 )
 
     def _name(self, *ways: Tensor) -> str:
@@ -185,10 +195,18 @@ class WrittenParameters:
         named = self._built.named.items()
         return next((name for name, value in named if any(value is way for way in ways)), "")
 
-    def _note(self, *_: Any) -> None:
+    def _note(self, _module: Any, args: Any, named: Any, output: Any) -> None:
         """A forward has ended."""
         if self._versions is not None and self._first is None:
             self._first = self._sums(self._suspects())
+        if not self._stepping and torch.is_grad_enabled():
+            first = next(tensors_in((args, named)), None)
+            self.rows = len(first) if first is not None and first.dim() else 0
+            self.begun = end_of_graph()
+            units: Any = self._built.units
+            for tensor in tensors_in(output) if isinstance(units, ShardedParameters) else ():
+                if tensor.requires_grad:
+                    tensor.register_hook(units.note_gradient)
 
     def _suspects(self) -> Iterable[str]:
         """What may have been written since the step began: in the first steps all."""

@@ -19,6 +19,7 @@ from .control_encoding import RankOutcome, opened
 
 __all__ = [
     "broadcast_data",
+    "control_device",
     "gather_on_rank_0",
     "on_every_rank",
     "on_rank_0",
@@ -138,7 +139,7 @@ class _Pulse:
     """Tells the other ranks of a group that rank 0 is at work, while it is."""
 
     def __init__(self, group: Any) -> None:
-        self._group, self._device, self._done = group, _device(group), threading.Event()
+        self._group, self._device, self._done = group, control_device(group), threading.Event()
         self._thread = threading.Thread(target=self._beat, name="unisono-pulse", daemon=True)
 
     def __enter__(self) -> None:
@@ -162,12 +163,12 @@ def _ranks(group: Any) -> list[int]:
 
 
 def _send(data: bytes, dst: int, group: Any) -> None:
-    for message in _messages(data, _device(group)):
+    for message in _messages(data, control_device(group)):
         dist.send(message, dst, group=group)
 
 
 def _recv(src: int, group: Any) -> bytes:
-    head = torch.empty(HEAD, dtype=torch.uint8, device=_device(group))
+    head = torch.empty(HEAD, dtype=torch.uint8, device=control_device(group))
     dist.recv(head, src, group=group)
     rest = head.new_empty(_left(head))
     if rest.numel():
@@ -176,7 +177,7 @@ def _recv(src: int, group: Any) -> bytes:
 
 
 def _broadcast(data: bytes, group: Any, src: int, device: torch.device | None = None) -> bytes:
-    head, *more = _messages(data, device or _device(group))
+    head, *more = _messages(data, device or control_device(group))
     dist.broadcast(head, group=group, group_src=src)
     rest = more[0] if more else head.new_empty(_left(head))
     if rest.numel():
@@ -185,7 +186,7 @@ def _broadcast(data: bytes, group: Any, src: int, device: torch.device | None = 
 
 
 def _all_gather(data: bytes, group: Any) -> list[bytes]:
-    head, *more = _messages(data, _device(group))
+    head, *more = _messages(data, control_device(group))
     heads = [torch.empty_like(head) for _ in range(dist.get_world_size(group))]
     dist.all_gather(heads, head, group=group)
     longest = max(map(_left, heads))
@@ -198,7 +199,7 @@ def _all_gather(data: bytes, group: Any) -> list[bytes]:
     return [_joined(*both) for both in zip(heads, rests, strict=True)]
 
 
-def _device(group: Any) -> torch.device:
+def control_device(group: Any) -> torch.device:
     """Where tensors of the group may lie: in the host's memory, if that is possible."""
     kinds = [part.partition(":")[0] for part in dist.get_backend_config(group).split(",")]
     if "cpu" in kinds:

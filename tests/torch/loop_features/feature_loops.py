@@ -43,6 +43,7 @@ class PlainRun:
         self.optimizer = optimizer(NamedParameters(model))
         self.grad_norm: float | None = None
         self.steps, self._count = 0, 0
+        self._lost: Any = 0.0
 
     def shard(self, loader: Any) -> Any:
         return loader
@@ -62,6 +63,15 @@ class PlainRun:
         if update:
             self._update()
         return total.item() / count
+
+    def backward(self, loss: Tensor, *, rows: float | None = None) -> None:
+        loss.backward()
+        self._count, self._lost = 1, self._lost + loss.detach()
+
+    def update(self) -> Tensor:
+        lost, self._lost = self._lost, 0.0
+        self._update()
+        return lost
 
     def _update(self) -> None:
         parameters = [one for one in self.model.parameters() if one.grad is not None]

@@ -206,6 +206,16 @@ def accumulation(loops: Loops) -> Shown:
     yield run.steps
 
 
+def own_loop(loops: Loops) -> Shown:
+    """a loop of `run.backward(loss)` and `run.update()`, rows that no number divides"""
+    run = loops.start(changes={"clip": 0.3})
+    for batch, more in zip(run.shard(texts(3, 7)), run.shard(texts(3, 4)), strict=True):
+        for inputs, targets in (batch, more):
+            run.backward(token_loss(run.model(inputs), targets) / 2, rows=len(targets))
+        yield float(run.update()), run.grad_norm
+    yield run.state_dict()
+
+
 def micro_batches(loops: Loops) -> Shown:
     """`micro_batches=2`, rows that no number divides"""
     run = loops.start(changes={"micro_batches": 2})
@@ -564,8 +574,9 @@ FEATURES: dict[str, Feature] = {
     one.__name__: one
     for one in (
         training, schedules, several_optimizers, groups, other_optimizers, adafactor, muon, own_optimizer,
-        averages, unfreezing, adapters, scalars, tied, accumulation, micro_batches, clipping,
-        weighed_tokens, weighed_by_a_function, counted, own_loss, smoothed, inference_mode, few_rows,
+        averages, unfreezing, adapters, scalars, tied, accumulation, own_loop, micro_batches,
+        clipping, weighed_tokens, weighed_by_a_function, counted, own_loss, smoothed, inference_mode,
+        few_rows,
         loaders, resuming, moving, dropout, recomputation, whole_models, batch_norm, kept_f32, fp16,
         compiled, checked, explained, progress, gradient_hooks, between_steps, uneven_use, meta, swapped,
         compressed, meetings,

@@ -179,7 +179,7 @@ def check_optimizers_that_need_a_closure_are_named(folder: Path) -> None:
     for plan in (DATA, ZERO, TENSOR, STAGES):
         for make, name in ((Sam, "Sam"), (torch.optim.LBFGS, "LBFGS")):
             with pytest.raises(ValueError, match=f"{name}.step needs a closure"):
-                under(plan, lambda params, make=make: make(params, lr=0.1))
+                under(plan, lambda params, make=make: make(params, lr=0.1)).step((torch.ones(1), None))
 
 
 def check_a_part_of_a_sum_is_never_a_number(folder: Path) -> None:

@@ -32,7 +32,7 @@ def check_calls_that_would_train_nothing_are_refused(folder: Path) -> None:
         with pytest.raises((ValueError, RuntimeError), match=r"the loss returned \[\d\] values"):
             rows.step(mine)
         with pytest.raises(ValueError, match=r"LBFGS.step needs a closure"):
-            begin(plan, optimizer=torch.optim.LBFGS)
+            begin(plan, optimizer=torch.optim.LBFGS).step(mine)
 
 
 def check_an_optimizer_that_cannot_step_parts_is_named(folder: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-_OURS = ("unisono.", "torch.")
+_OURS = ("unisono.", "torch.", "contextlib")
 
 
 def call_site() -> str:
-    """File and line of the innermost frame that is neither Unisono's nor PyTorch's; "" when there is none.
+    """File and line of the innermost frame of the caller; "" when there is none.
 
     Example: "train.py:41"
     """

@@ -125,9 +125,27 @@ class PipelineRuntime:
 
     def run(self, schedule: Schedule, step_input: StepInput) -> tuple[Tensor | float, float, list[Span]]:
         """Run this rank's actions; return its part of the loss, its count, and the times of each action."""
+        with self._completing():
+            return self._run(schedule, step_input)
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """Within the block comes a backward of the caller's; after it all ranks have its gradients."""
+        with self._completing():
+            self._units.before_backward(last=True)
+            yield
+            self._units.finish()
+
+    @contextlib.contextmanager
+    def _completing(self) -> Iterator[None]:
+        """Drop what an earlier run has left, and note whether this one comes to its end."""
         if self.interrupted or self._stale:
             self._units.reset()
         self.interrupted, self._stale = True, False
+        yield
+        self.interrupted = False
+
+    def _run(self, schedule: Schedule, step_input: StepInput) -> tuple[Tensor | float, float, list[Span]]:
         step = _StepState(schedule, step_input)
         if not self._single:
             step_input.guard = _guard_of_loss(self._mesh.ranks_of(schedule.rank_of[-1]))
@@ -153,7 +171,6 @@ class PipelineRuntime:
         if not step_input.train and self._mesh.plan.zero == 3:
             reshard(self._root)  # no backward frees what the last forward has gathered
         self._messages.finish()
-        self.interrupted = False
         return step.loss, step.count, step.spans
 
     def _types(self, action: Action) -> contextlib.AbstractContextManager[object]:
