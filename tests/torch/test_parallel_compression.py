@@ -121,7 +121,7 @@ def test_dependent_columns_give_way_to_spare_ones():
     (lambda: up.PowerSGD(rank={"a": 0}).choice("a", (4, 4)), ValueError, "the rank of 'a' is 0"),
     (lambda: up.PowerSGD(rank=lambda n, s: "u0610").choice("a", (4, 4)), ValueError, "no negative numbers"),
     (lambda: up.Plan(data=2, compression="int8"), TypeError, "compression is 'int8', expected PowerSGD"),
-    (lambda: up.Plan(data=2, zero=1, compression=up.PowerSGD()), ValueError, "needs zero=0, not 1: it averages"),
+    (lambda: up.Plan(data=2, zero=1, compression=up.PowerSGD()), ValueError, "needs zero=0, not 1"),
     (lambda: up.Plan(data=2, precision="bf16", compression=up.PowerSGD()), ValueError, "takes f32 gradients"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused(call, error, text):

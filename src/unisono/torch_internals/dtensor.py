@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .probe import PrivateName, find
+from .probe import PrivateName, find, need
 
-__all__ = ["handle_parts", "operator_handlers", "reading_together"]
+__all__ = ["all_to_all", "handle_parts", "operator_handlers", "reading_together"]
 
 NAMES = {
     "handlers": PrivateName(
@@ -33,6 +33,11 @@ NAMES = {
         purpose="the operator that reads a number",
         without="an optimizer that reads numbers from cut parameters steps by those of one rank",
     ),
+    "all_to_all": PrivateName(
+        "torch.distributed._functional_collectives:all_to_all_single",
+        purpose="cut a value along another dim by the kind of collective that DTensor uses",
+        without="up.shard cannot cut a value along another dim",
+    ),
 }
 LISTS = ("_foreach_", "_fused_")  # operators on lists, whose every place is computed by itself
 _together: ContextVar[bool] = ContextVar("together", default=False)
@@ -46,6 +51,12 @@ def reading_together() -> Iterator[None]:
         yield
     finally:
         _together.reset(before)
+
+
+def all_to_all(parts: Tensor, group: Any) -> Tensor:
+    """Send part i of a tensor, along its first dim, to rank i; return the parts from all ranks."""
+    received: Tensor = need(NAMES["all_to_all"])(parts, None, None, group)
+    return received
 
 
 def operator_handlers() -> Any:

@@ -17,7 +17,7 @@ from .probe import PrivateName, need, optional
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["NAMES", "within"]
+__all__ = ["NAMES", "ranks_of", "within"]
 
 UNSEEN = "a loss that calls collectives under a pipeline waits until its timeout"
 
@@ -131,5 +131,10 @@ def _ranks(group: Any, outside: Any) -> list[int]:
 
 
 def _ranks_of_resolved(_: Any, group: Any) -> list[int]:
+    return ranks_of(group)
+
+
+def ranks_of(group: Any) -> list[int]:
+    """The ranks of a group of a functional collective, which may be its name."""
     found = need(NAMES["by name"])(group) if isinstance(group, str) else group
     return dist.get_process_group_ranks(found)

@@ -1,10 +1,7 @@
-"""Random chains of operators with random legal strategies: values, gradients, and bytes beside DTensor's own
-way.
-"""
+"""Random chains of operators with random legal strategies, even and uneven: values and gradients."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable
@@ -16,34 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
-from unisono.parallel.layouts import shard as sharding
 from unisono.parallel.layouts.operators import RULES, rule_of
-from unisono.parallel.layouts.redistribute import grid_of, transform_path
-from unisono.torch_internals import version_names
 
 CHAINS = 60
 SIZES = (1, 2, 4, 6, 8)
-KINDS = {
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_single": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "all_reduce": "all_reduce",
-    "all_to_all_single": "all_to_all",
-    "shard_dim_alltoall": "all_to_all",
-}
-CALLS = (  # function that up.shard calls, kind, place of the argument that has this rank's part
-    (dist, "all_reduce", "all_reduce", 0), (version_names, "all_gather_single", "all_gather", 1),
-    (version_names, "reduce_scatter_single", "reduce_scatter", 1),
-    (dist, "all_to_all_single", "all_to_all", 1),
-)  # fmt: skip
-WIDTHS = (24, 48)  # 6 and 8 parts divide them
+WIDTHS = (24, 46)  # 6 and 8 parts divide one of them
 
 
 def steps(seed: int) -> tuple[Tensor, list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
@@ -111,7 +90,10 @@ def strategy(dice: random.Random, function: Any, args: tuple[Any, ...], named: d
         sorted({index for index, _ in places if index}), len({i for i, _ in places if i})
     ):
         length = math.gcd(*(size for i, size in places if i == index), signature.leads.get(index, 0))
-        legal = [cut for cut in range(1, left + 1) if left % cut == 0 and length % cut == 0]
+        uneven = 0 if index in signature.leads else length // 2  # of more parts, some may be empty
+        legal = [
+            cut for cut in range(1, left + 1) if left % cut == 0 and (length % cut == 0 or cut <= uneven)
+        ]
         parts[index] = 1 if index in signature.whole else dice.choice(legal)
         left //= parts[index]
     return tuple(tuple(parts[i] if i else 1 for i in dims) for dims in signature.inputs)
@@ -142,116 +124,6 @@ def check_chain(seed: int) -> None:
         torch.testing.assert_close(mine, one, rtol=1e-3, atol=1e-4)
 
 
-class Received(TorchDispatchMode):
-    """Bytes a rank receives in DTensor's functional collectives."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nbytes = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # DTensor comes first: what it calls comes here again
-        kwargs = kwargs or {}
-        kind = KINDS.get(func.name().partition("::")[2].partition(".")[0])
-        if kind and func.namespace in ("_c10d_functional", "_dtensor"):
-            name = next(arg for arg in reversed(args) if isinstance(arg, str))
-            group = dist.distributed_c10d._resolve_process_group(name)
-            self.nbytes += up.Link().received(kind, group.size(), args[0].nbytes)
-        return func(*args, **kwargs)
-
-
-class Wire:
-    """Bytes a rank receives in the collectives that `up.shard` calls, those inside its operators included."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0.0
-        self._patch = pytest.MonkeyPatch()
-
-    def __enter__(self) -> Wire:
-        for module, name, kind, place in CALLS:
-            self._patch.setattr(module, name, self._counted(getattr(module, name), kind, place))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._patch.undo()
-
-    def _counted(self, function: Any, kind: str, place: int) -> Any:
-        def call(*args: Any, **named: Any) -> Any:
-            group = named["group"] if "group" in named else args[-1]
-            self.nbytes += up.Link().received(kind, group.size(), args[place].nbytes)
-            return function(*args, **named)
-
-        return call
-
-
-def compare(seed: int) -> tuple[float, float]:
-    """Bytes that a rank receives in forward of a chain: ours, and DTensor's own way for the same layouts.
-
-    DTensor brings each input into the layout that it has in ours, runs its own operator, and gathers the
-    result.
-    """
-    x, chain = steps(seed)
-    dice, grid = random.Random(1000 + seed), grid_of(dist.group.WORLD)
-    layouts: list[list[Any]] = []
-
-    def noting(parts: Any, signature: Any, *more: Any) -> Any:
-        owners = chosen(parts, signature, *more)
-        layouts.append([sharding._layout(indices, owners) for indices in signature.inputs])
-        return owners
-
-    def ours(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-        return up.shard(function, strategy(dice, function, args, named))(*args, **named)
-
-    def theirs(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-        goals = iter(next(given))
-        placed = [
-            distributed(arg).redistribute(placements=next(goals)) if isinstance(arg, Tensor) else arg
-            for arg in args
-        ]
-        return plain(function, tuple(placed), named)
-
-    def distributed(value: Tensor) -> DTensor:
-        if isinstance(value, DTensor):
-            return value
-        return DTensor.from_local(value, grid.mesh, [Replicate()] * len(grid.sizes), run_check=False)
-
-    chosen = sharding._cheapest
-    with torch.no_grad(), pytest.MonkeyPatch.context() as patch, Wire() as wire:
-        patch.setattr(sharding, "_cheapest", noting)
-        up.whole(apply(x, chain, ours))
-    given = iter(layouts)
-    with torch.no_grad(), Received() as received:
-        found = apply(x, chain, theirs).full_tensor()
-    torch.testing.assert_close(found, apply(x, chain, plain), rtol=1e-4, atol=1e-5)
-    return wire.nbytes, received.nbytes
-
-
-def check_bytes() -> dict[str, int]:
-    """Pairs of layouts of a matrix (on 8 ranks a sample): never more bytes than DTensor moves; in how many
-    pairs less.
-    """
-    grid, shape = grid_of(dist.group.WORLD), (24, 48)
-    layouts: list[tuple[Any, ...]] = [()]
-    for _ in grid.sizes:
-        layouts = [(*layout, p) for layout in layouts for p in (Replicate(), Shard(0), Shard(1))]
-    counts = {"less": 0, "same": 0, "theirs": 0}
-    whole = torch.arange(24.0 * 48).view(shape)
-    dice = random.Random(0)
-    for start in dice.sample(layouts, 5) if len(layouts) > 9 else layouts:
-        value = DTensor.from_local(
-            whole, grid.mesh, [Replicate()] * len(start), run_check=False
-        ).redistribute(placements=start)
-        for goal in dice.sample(layouts, 5) if len(layouts) > 9 else layouts:
-            with Received() as theirs:
-                value.redistribute(placements=goal)
-            ours = transform_path(start, goal, shape, 4, grid.sizes, up.Link()).nbytes
-            assert ours <= theirs.nbytes, (start, goal, ours, theirs.nbytes)
-            counts["theirs"] += int(theirs.nbytes)
-            counts["less" if ours < theirs.nbytes else "same"] += 1
-    return counts
-
-
 def check_matmuls() -> None:
     """One all_gather of the activation lies between the two, and nothing else; the profiler sees the same."""
     ranks = dist.get_world_size()
@@ -260,25 +132,58 @@ def check_matmuls() -> None:
     second(first(x, w), v)  # the first call of each compares its plain inputs
     with up.record() as moves, torch.autograd.profiler.profile(record_shapes=True) as seen:
         second(first(x, w), v)
-    sent = [entry for entry in moves if entry.move.kind != "slice"]
-    assert [entry.move.kind for entry in sent] == ["all_gather"], str(moves)
-    assert sent[0].nbytes == 8 * 32 * 4 * (ranks - 1) / ranks
+    assert [entry.move.kind for entry in moves] == ["all_gather"], str(moves)
+    assert moves[0].nbytes == 8 * 32 * 4 * (ranks - 1) / ranks
     calls = [e for e in seen.function_events if e.name.startswith("unisono:")]
     assert [(e.name, e.input_shapes) for e in calls] == [("unisono:all_gather", [[8 // ranks, 32]])]
 
 
+def check_moves() -> None:
+    """What moves between strategies is one collective of so many bytes, also where several mesh axes cut."""
+    ranks = dist.get_world_size()
+    x, w = torch.randn(24, 48, requires_grad=True), torch.randn(48, 24)
+    rows, columns, whole = ((ranks, 1),), ((1, ranks),), ((1, 1),)
+    part, share = 24 * 48 * 4 / ranks, (ranks - 1) / ranks
+    for first, second, kinds, nbytes in (
+        (rows, columns, ["all_to_all"], share * part),
+        (rows, whole, ["all_gather"], (ranks - 1) * part),
+        (whole, rows, [], 0),
+        (columns, columns, [], 0),
+    ):
+        y = up.shard(torch.neg, first)(x)
+        then = up.shard(torch.neg, second)
+        with up.record() as moves:
+            z = then(y)
+        assert [entry.move.kind for entry in moves] == kinds, str(moves)
+        assert sum(entry.nbytes for entry in moves) == nbytes
+        assert {entry.where for entry in moves} <= {"neg, input 0"}
+        assert torch.equal(up.whole(z), x)
+    total = up.shard(torch.matmul, ((1, ranks), (ranks, 1)))(x, w)
+    for goal, kind in ((rows, "reduce_scatter"), (whole, "all_reduce")):
+        with up.record() as moves:
+            z = up.whole(up.shard(torch.neg, goal)(total))
+        assert next(entry.move.kind for entry in moves) == kind, str(moves)
+        torch.testing.assert_close(z, -(x @ w), rtol=1e-4, atol=1e-4)
+    with up.record() as moves:
+        up.shard(torch.softmax, columns)(x, 1).to_local().sum().backward()
+    found = [(entry.where, entry.move.kind) for entry in moves]
+    assert found[:2] == [("softmax", "all_reduce")] * 2, str(moves)
+    assert ("softmax, backward", "all_reduce") in found
+    assert found[-1] == ("softmax, input 0, backward", "all_gather")
+
+
 def check_every_operator() -> None:
     """Every function of the table under random strategies, and the modules: values and gradients."""
-    noise, x = torch.Generator().manual_seed(0), (24, 48)
-    batch, tokens = (24, 48, 24), torch.randint(48, (24, 2), generator=noise)
+    noise, x = torch.Generator().manual_seed(0), (24, 46)
+    batch, tokens = (24, 46, 24), torch.randint(46, (24, 2), generator=noise)
     some = torch.where(torch.arange(24) % 5 < 2 + torch.arange(24) // 12, -100, tokens[:, 0])
     calls: dict[Any, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
-        torch.matmul: [((x, (48, 24)), {}), ((batch, (24, 12)), {}), (((24, 1, 4, 8), (48, 8, 4)), {})],
-        torch.mm: [((x, (48, 24)), {})],
+        torch.matmul: [((x, (46, 24)), {}), ((batch, (24, 12)), {}), (((24, 1, 4, 8), (46, 8, 4)), {})],
+        torch.mm: [((x, (46, 24)), {})],
         torch.bmm: [((batch, (24, 24, 12)), {})],
-        functional.linear: [((batch, (48, 24), (48,)), {}), ((x, (24, 48)), {})],
-        functional.embedding: [((tokens, (48, 24)), {})],
-        functional.layer_norm: [((batch,), {}), ((x, (48,)), {}), ((x, (48,), (48,)), {"eps": 0.1})],
+        functional.linear: [((batch, (46, 24), (46,)), {}), ((x, (24, 46)), {})],
+        functional.embedding: [((tokens, (46, 24)), {})],
+        functional.layer_norm: [((batch,), {}), ((x, (46,)), {}), ((x, (46,), (46,)), {"eps": 0.1})],
         functional.scaled_dot_product_attention: [
             (((24, 2, 24, 8),) * 3, {}), (((24, 2, 24, 8),) * 3, {"is_causal": True}),
         ],
@@ -286,7 +191,7 @@ def check_every_operator() -> None:
         torch.mean: [((x, 0), {}), ((batch,), {}), ((batch, -1), {"keepdim": True})],
         torch.transpose: [((batch, 0, -1), {})],
         torch.permute: [((batch, (2, 0, 1)), {})],
-        torch.reshape: [((batch, (-1, 24)), {}), ((x, (4, 6, 48)), {})],
+        torch.reshape: [((batch, (-1, 24)), {}), ((x, (4, 6, 46)), {})],
         torch.softmax: [((batch, 1), {}), ((x, -1), {})],
         functional.softmax: [((x, 0), {})],
         functional.cross_entropy: [
@@ -297,7 +202,7 @@ def check_every_operator() -> None:
         ],
         functional.gelu: [((x,), {"approximate": "tanh"})],
         torch.add: [((x, (24, 1)), {"alpha": 2})],
-        **{key: [((batch, (48, 24)), {})] for key in (torch.sub, torch.mul, torch.div, torch.maximum)},
+        **{key: [((batch, (46, 24)), {})] for key in (torch.sub, torch.mul, torch.div, torch.maximum)},
         torch.minimum: [((x, x), {})],
     }  # fmt: skip
     dice = random.Random(dist.get_world_size())
@@ -311,9 +216,9 @@ def check_every_operator() -> None:
             compare_with_plain(function, tuple(args), named, dice)
     ranks = dist.get_world_size()
     for module, cuts in (
-        (nn.Linear(48, 24), ((1, ranks), (1, ranks), (1,))),
-        (nn.Embedding(48, 24), ((1, 1), (ranks, 1))),
-        (nn.LayerNorm(48), ((1, ranks), (ranks,), (ranks,))),
+        (nn.Linear(46, 24), ((1, ranks), (1, ranks), (1,))),
+        (nn.Embedding(46, 24), ((1, 1), (ranks, 1))),
+        (nn.LayerNorm(46), ((1, ranks), (ranks,), (ranks,))),
     ):
         given = tokens if isinstance(module, nn.Embedding) else torch.rand(x, generator=noise)
         module.load_state_dict(
@@ -367,6 +272,12 @@ def check_refusals() -> None:
     y = up.whole(up.shard(torch.exp, ((dist.get_world_size(), 1),))(x)).sum()
     with pytest.raises(RuntimeError, match="differentiated again"):
         torch.autograd.grad(y, x, create_graph=True)
+    ranks = dist.get_world_size()
+    if ranks > 2:
+        with pytest.raises(ValueError, match=rf"neg: dimension 0 of input 0 is 2: of {ranks} parts some"):
+            up.shard(torch.neg, ((ranks, 1),))(x[:2])
+        with pytest.raises(ValueError, match=rf"Linear.weight: dimension 0 of input 0 is 2: of {ranks}"):
+            up.shard(nn.Linear(3, 2), ((1, 1), (ranks, 1), (1,)))
     for function in (functional.linear, functional.cross_entropy):
         with pytest.raises(ValueError, match=rf"{function.__name__}: .* must have the dimensions"):
             up.shard(function, ((1, 1), (1, 1, 1)))(x, torch.ones(4, 4, 4))
@@ -374,25 +285,19 @@ def check_refusals() -> None:
         up.shard(functional.cross_entropy, ((1, 1), (1,)))(x, torch.zeros(24).long(), label_smoothing=0.5)
 
 
-def main(rank: int, size: int, folder: Path, which: str) -> None:
+def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group(
         "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
     )
-    seeds = range(SIZES.index(size), CHAINS, len(SIZES))
-    results: dict[str, Any]
-    if which == "compare":
-        results = {str(seed): compare(seed) for seed in seeds}
-    else:
-        for seed in seeds:
-            check_chain(seed)
-        check_every_operator()
-        check_what_dtensor_left()
-        check_refusals()
-        results = {"bytes": check_bytes() if size > 1 else {}}
-        if size in (2, 4, 8):
-            check_matmuls()
-    if rank == 0:
-        (folder / "results.json").write_text(json.dumps(results))
+    for seed in range(SIZES.index(size), CHAINS, len(SIZES)):
+        check_chain(seed)
+    check_every_operator()
+    check_what_dtensor_left()
+    check_refusals()
+    if size > 1:
+        check_moves()
+    if size in (2, 4, 8):
+        check_matmuls()
     dist.destroy_process_group()

@@ -4,8 +4,8 @@ parts.
     "*mk,*kn->*mn"      matmul; k is contracted: where it is cut, the output is a partial sum
 
 A letter is an index of one dim. `*` stands for all dims before, which are broadcast as PyTorch does it. What
-a rank computes is, by one convention, its share: outputs add up over the axes of every index that they do not
-have.
+a rank computes is, by one convention, its share: outputs add up over the ranks that cut an index which they
+do not have.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial
 from torch.nn import functional
 
-from unisono.parallel import tensor_moves
 from unisono.parallel.graph.indices import groups_of
 
-if TYPE_CHECKING:
-    from unisono.parallel.tensor_moves import TensorAxis
-
-    from .redistribute import RankGrid
+from .redistribute import SUM, WHOLE, Layout, move, span
 
 Shape = tuple[int, ...]
+Indices = tuple[str | None, ...]
 Owners = tuple[str | None, ...]  # for each mesh axis, the index it cuts
 
 
@@ -38,13 +36,13 @@ class OperatorSignature(NamedTuple):
 
     Args:
         inputs: for each tensor one index per dim; None: a dim of size 1 that is broadcast.
-        local: takes a rank's `IndexPosition` and its parts.
+        local: takes a rank's `IndexPosition`, and its parts of the tensors.
         whole: index -> why it cannot be cut.
         leads: index -> the size of the output's dim that it leads, which its parts must divide, too.
     """
 
-    inputs: tuple[tuple[str | None, ...], ...]
-    output: tuple[str | None, ...]
+    inputs: tuple[Indices, ...]
+    output: Indices
     local: Callable[..., Tensor]
     whole: dict[str, str] = {}  # noqa: RUF012  (never written)
     leads: dict[str, int] = {}  # noqa: RUF012
@@ -54,28 +52,32 @@ Rule = Callable[..., OperatorSignature]  # of the shapes of tensors, then the ot
 
 
 class IndexPosition:
-    """A rank's place along the indices that are cut."""
+    """A rank's part of one call: its place along each index that is cut.
 
-    def __init__(self, grid: RankGrid, owners: Owners) -> None:
-        self._grid, self._owners = grid, owners
+    Attributes:
+        sizes: of all indices.
+    """
 
-    def along(self, index: str, *, talks: bool = False) -> TensorAxis:
-        """The ranks that have the parts of an index, and the number of this rank's part."""
-        axes = tuple(axis for axis, owner in enumerate(self._owners) if owner == index)
-        return self._grid.axis(axes, talks=talks and bool(axes))
+    def __init__(self, where: str, sizes: dict[str | None, int], owners: Owners, mesh: DeviceMesh) -> None:
+        self._where, self.sizes, self._owners, self._mesh = where, sizes, owners, mesh
+
+    def start(self, index: str) -> int:
+        """The number of the first element of an index that is here."""
+        places = zip(self._mesh.shape, self._mesh.get_coordinate() or (), strict=True)
+        cut = [place for owner, place in zip(self._owners, places, strict=True) if owner == index]
+        return span(self.sizes[index], cut)[0]
 
     def total(self, value: Tensor, index: str) -> Tensor:
         """The sum over all parts, differentiable: what each rank does with it counts."""
-        axis = self.along(index, talks=True)
-        return value if axis.group is None else tensor_moves.move(value, "total", 0, axis, "up::total")
+        return self._reduced(value, index, SUM)
 
     def largest(self, value: Tensor, index: str) -> Tensor:
         """The maximum over all parts, not differentiable."""
-        axis, value = self.along(index, talks=True), value.detach()
-        if axis.group is not None:
-            value = value.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(value, dist.ReduceOp.MAX, axis.group)
-        return value
+        return self._reduced(value.detach(), index, Partial("max"))
+
+    def _reduced(self, value: Tensor, index: str, of: Partial) -> Tensor:
+        parts: Layout = tuple(of if owner == index else WHOLE for owner in self._owners)
+        return move(value, value.shape, parts, (WHOLE,) * len(parts), parts, self._where)
 
 
 def rule_of(function: Any) -> Rule:
@@ -116,7 +118,7 @@ def _notation(text: str, local: Callable[..., Tensor], whole: dict[str, str] | N
     return rule
 
 
-def _aligned(shapes: Sequence[Shape]) -> tuple[list[tuple[str | None, ...]], tuple[str | None, ...]]:
+def _aligned(shapes: Sequence[Shape]) -> tuple[list[Indices], Indices]:
     """Indices of tensors that are broadcast against each other. Example: [3, 4], [4] -> (b0, b1), (b1)."""
     rank = max(map(len, shapes))
     out = torch.broadcast_shapes(*shapes)
@@ -130,12 +132,30 @@ def _aligned(shapes: Sequence[Shape]) -> tuple[list[tuple[str | None, ...]], tup
     return inputs, tuple(f"b{dim}" for dim in range(rank))
 
 
-def _unary(function: Callable[..., Tensor]) -> Rule:
-    return _notation("*->*", lambda _, x, **named: function(x, **named))
-
-
 def _binary(function: Callable[..., Tensor]) -> Rule:
     return _notation("*,*->*", lambda _, x, y, **named: function(x, y, **named))
+
+
+def _of_dims(function: Callable[..., Tensor]) -> Rule:
+    """The rule of a function of one tensor that keeps, moves or sums dims: which, a trial tells."""
+
+    def rule(x: Shape, *args: Any, **named: Any) -> OperatorSignature:
+        marks = range(2, 2 + len(x))
+        tried = function(torch.empty(*marks, device="meta"), *args, **named)
+        output = tuple(f"i{size - 2}" if size in marks else None for size in tried.shape)
+        summed = math.prod(x[dim] for dim in range(len(x)) if f"i{dim}" not in output)
+
+        def local(_: IndexPosition, x: Tensor) -> Tensor:
+            result = function(x, *args, **named)
+            return result if function is not torch.mean else result * (x.numel() / result.numel() / summed)
+
+        return OperatorSignature((_dims(x),), output, local)
+
+    return rule
+
+
+def _dims(x: Shape) -> Indices:
+    return tuple(f"i{dim}" for dim in range(len(x)))
 
 
 # ---- what a rank computes, where it is more than the operator on its parts ----
@@ -147,21 +167,25 @@ def _matmul(_: IndexPosition, x: Tensor, y: Tensor) -> Tensor:
 
 def _linear(part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     result = functional.linear(x, weight)
-    return result if bias is None else result + bias * float(part.along("k").place == 0)
+    return result if bias is None else result + bias * float(part.start("k") == 0)
 
 
 def _embedding(part: IndexPosition, tokens: Tensor, weight: Tensor) -> Tensor:
-    here = tokens - part.along("v").place * len(weight)
+    here = tokens - part.start("v")
     mine = (here >= 0) & (here < len(weight))
     return functional.embedding(here * mine, weight) * mine.unsqueeze(-1)
 
 
 def _layer_norm(
-    part: IndexPosition, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
+    part: IndexPosition,
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
     eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The last dim is normalized; it may be cut."""
-    width = x.shape[-1] * part.along("k").parts
+    width = part.sizes["k"]
     centred = x - part.total(x.sum(-1, keepdim=True), "k") / width
     variance = part.total((centred * centred).sum(-1, keepdim=True), "k") / width
     result = centred * torch.rsqrt(variance + eps)
@@ -170,22 +194,17 @@ def _layer_norm(
 
 
 def _cross_entropy(
-    part: IndexPosition,
-    logits: Tensor,
-    targets: Tensor,
-    *,
-    reduction: str = "mean",
-    ignore_index: int = -100,
+    part: IndexPosition, logits: Tensor, targets: Tensor, *, reduction: str = "mean", ignore_index: int = -100
 ) -> Tensor:
     """Rows and classes may be cut."""
-    top = part.largest(logits.detach().amax(1, keepdim=True), "v")
+    top = part.largest(logits.amax(1, keepdim=True), "v")
     log_sum = torch.log(part.total(torch.exp(logits - top).sum(1, keepdim=True), "v")) + top
-    here = targets - part.along("v").place * logits.shape[1]
+    here = targets - part.start("v")
     mine = (here >= 0) & (here < logits.shape[1])
     picked = logits.gather(1, (here * mine).unsqueeze(1)) * mine.unsqueeze(1)
     counts = (targets != ignore_index).unsqueeze(1)
     # every rank along the classes has the same log_sum: the first one counts it
-    each = log_sum * float(part.along("v").place == 0) - picked
+    each = log_sum * float(part.start("v") == 0) - picked
     total = torch.where(counts, each, 0).sum()
     return total / part.total(counts.sum(), "r") if reduction == "mean" else total
 
@@ -206,44 +225,13 @@ def _attention_rule(*qkv: Shape, is_causal: bool = False) -> OperatorSignature:
 
 def _softmax(x: Shape, dim: int) -> OperatorSignature:
     indices = _dims(x)
-    over = indices[dim]
+    over = f"i{dim % len(x)}"
 
     def local(part: IndexPosition, x: Tensor) -> Tensor:
-        shifted = torch.exp(x - part.largest(x.detach().amax(dim, keepdim=True), over))
+        shifted = torch.exp(x - part.largest(x.amax(dim, keepdim=True), over))
         return shifted / part.total(shifted.sum(dim, keepdim=True), over)
 
     return OperatorSignature((indices,), indices, local)
-
-
-def _reduction(mean: bool) -> Rule:
-    def rule(x: Shape, dim: int | Sequence[int] | None = None, *, keepdim: bool = False) -> OperatorSignature:
-        dims = range(len(x)) if dim is None else [dim] if isinstance(dim, int) else dim
-        over = sorted({at % len(x) for at in dims})
-        share = 1 / math.prod(x[at] for at in over) if mean else 1.0
-
-        def local(_: IndexPosition, x: Tensor) -> Tensor:
-            total = x.sum(over, keepdim=keepdim)
-            return total * share if mean else total
-
-        output = [None if at in over else index for at, index in enumerate(_dims(x))]
-        left = [index for index in output if keepdim or index]
-        return OperatorSignature((_dims(x),), tuple(left), local)
-
-    return rule
-
-
-def _transpose(x: Shape, first: int, second: int) -> OperatorSignature:
-    order = list(range(len(x)))
-    order[first], order[second] = order[second], order[first]
-    return _permute(x, order)
-
-
-def _permute(x: Shape, dims: Sequence[int]) -> OperatorSignature:
-    return OperatorSignature((_dims(x),), tuple(_dims(x)[at] for at in dims), lambda _, x: x.permute(*dims))
-
-
-def _dims(x: Shape) -> tuple[str, ...]:
-    return tuple(f"i{dim}" for dim in range(len(x)))
 
 
 def _reshape(x: Shape, shape: Sequence[int]) -> OperatorSignature:
@@ -256,18 +244,24 @@ def _reshape(x: Shape, shape: Sequence[int]) -> OperatorSignature:
     output: list[str | None] = [None] * len(goal)
     whole: dict[str, str] = {}
     leads: dict[str, int] = {}
+    firsts: dict[int, int] = {}  # dim of the output -> dim of the input
     for number, (came, goes) in enumerate(groups_of(x, goal)):
         lead = f"g{number}"
         for at in came:
             inputs[at] = lead if at == came[0] else f"{lead}.{at}"
-        if came and goes:
-            output[goes[0]], leads[lead] = lead, goal[goes[0]]
         for at in came[1:]:
             whole[f"{lead}.{at}"] = "only the first of the dimensions that are merged or split can be cut"
+        if came and goes:
+            output[goes[0]], firsts[goes[0]] = lead, came[0]
+        if came and goes and len(came + goes) > 2:
+            leads[lead] = goal[goes[0]]
 
-    def local(part: IndexPosition, x: Tensor) -> Tensor:
-        parts = [part.along(index).parts if index else 1 for index in output]
-        return x.reshape([size // cut for size, cut in zip(goal, parts, strict=True)])
+    def local(_: IndexPosition, part: Tensor) -> Tensor:
+        sizes = [
+            size * part.shape[firsts[dim]] // x[firsts[dim]] if dim in firsts else size
+            for dim, size in enumerate(goal)
+        ]
+        return part.reshape(sizes)
 
     return OperatorSignature((tuple(inputs),), tuple(output), local, whole, leads)
 
@@ -278,19 +272,14 @@ UNARY = (
 )  # fmt: skip
 BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
 RULES: dict[Any, Rule] = {
-    **{function: _unary(function) for function in UNARY},
-    **{function: _binary(function) for function in BINARY},
+    **{one: _of_dims(one) for one in (*UNARY, torch.sum, torch.mean, torch.transpose, torch.permute)},
+    **{one: _binary(one) for one in BINARY},
     **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _notation("*mk,*kn->*mn", _matmul)),
     functional.linear: _notation("*k,nk,n->*n", _linear),
     functional.embedding: _notation("*,vd->*d", _embedding),
     functional.layer_norm: _notation("*k,k,k->*k", _layer_norm),
     functional.cross_entropy: _notation("rv,r->", _cross_entropy),
     functional.scaled_dot_product_attention: _attention_rule,
-    torch.softmax: _softmax,
-    functional.softmax: _softmax,
-    torch.sum: _reduction(mean=False),
-    torch.mean: _reduction(mean=True),
-    torch.transpose: _transpose,
-    torch.permute: _permute,
+    **dict.fromkeys((torch.softmax, functional.softmax), _softmax),
     torch.reshape: _reshape,
-}
+}  # fmt: skip

@@ -1,57 +1,42 @@
-"""From one layout to another by the cheapest chain of moves, and back in backward; the record of the moves.
+"""A rank's part of a value from one layout to another, by DTensor's redistribution; the record of what moves.
 
 A layout has one placement of DTensor's per mesh axis: Replicate, Shard(dim), Partial(sum). Where several axes
-cut one dim, the first axis is the major one. A move changes some axes at once. It takes away the minor axes
-of a dim, or adds minor axes to one: anything else would tear blocks apart. Dijkstra's search finds the
-cheapest chain. (DTensor's own `redistribute` changes one axis at a time, and on CPU it gathers a value in
-order to cut it along another dim.)
-
-The mesh has prime sizes: 8 ranks are 2 x 2 x 2, 6 are 2 x 3. Every divisor is a product of axes.
+cut one dim, the first axis is the major one. The mesh has prime sizes: 8 ranks are 2 x 2 x 2, 6 are 2 x 3.
+Every divisor is a product of axes.
 """
 
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.profiler import record_function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from unisono.parallel import tensor_moves
-from unisono.parallel.mesh import group_of, groups_along, unique_names
-from unisono.parallel.tensor_moves import TensorAxis
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import Placement
-
-    from unisono.parallel.costs.collectives import Link
+from unisono.parallel.costs.collectives import Link
+from unisono.parallel.mesh import groups_along, unique_names
+from unisono.parallel.tensor_moves import refuse_second_gradient
+from unisono.torch_internals.dtensor import all_to_all
+from unisono.torch_internals.fake import OperatorMode
+from unisono.torch_internals.group_use import ranks_of
 
 Layout = tuple[Any, ...]  # one Placement per axis
 WHOLE, SUM = Replicate(), Partial()
-KINDS: dict[tuple[Any, Any], str] = {  # of the placements before and after
-    (Replicate, Shard): "slice",
-    (Shard, Replicate): "all_gather",
-    (Shard, Shard): "all_to_all",
-    (Partial, Replicate): "all_reduce",
-    (Partial, Shard): "reduce_scatter",
-}
-OF_ONE_DIM = {"slice": "slice", "all_gather": "gather", "all_reduce": "sum", "reduce_scatter": "scatter"}
 
 
 # ---- the ranks ----
 
 
+@functools.cache
 def primes(number: int) -> tuple[int, ...]:
     """Prime factors, smallest first; (1,) for 1. Example: 12 -> (2, 2, 3)."""
     found, factor = [], 2
@@ -63,208 +48,150 @@ def primes(number: int) -> tuple[int, ...]:
     return tuple(found) or (1,)
 
 
-class RankGrid:
-    """All ranks of the default group, by their coordinates on the axes; the last axis is the fastest."""
-
-    def __init__(self) -> None:
-        self.sizes = primes(dist.get_world_size())
-        names = unique_names(f"axis{index}" for index in range(len(self.sizes)))
-        ranks = torch.arange(dist.get_world_size()).view(self.sizes)
-        self.mesh = DeviceMesh.from_group(groups_along(ranks), "cpu", mesh=ranks, mesh_dim_names=names)
-        self._here = tuple(self.mesh.get_coordinate() or ())
-        self._groups: dict[tuple[int, ...], Any] = {
-            (axis,): self.mesh.get_group(axis) for axis in range(ranks.dim())
-        }
-
-    def ranks(self, axes: Sequence[int]) -> int:
-        """The ranks that differ from this one in `axes` only."""
-        return math.prod(self.sizes[axis] for axis in axes)
-
-    def axis(self, axes: tuple[int, ...], *, talks: bool = True) -> TensorAxis:
-        """Those ranks, and this one's number among them, the last axis fastest.
-
-        Args:
-            talks: with their process group; all ranks of the job call this in the same order.
-        """
-        place = 0
-        for axis in axes:
-            place = place * self.sizes[axis] + self._here[axis]
-        if talks and axes not in self._groups:
-            others = [axis for axis in range(len(self.sizes)) if axis not in axes]
-            self._groups[axes] = group_of(
-                self.mesh.mesh.permute(*others, *axes).reshape(-1, self.ranks(axes))
-            )
-        return TensorAxis(self._groups[axes] if talks else None, place, self.ranks(axes))
+def mesh_of(device: str, sizes: tuple[int, ...] = ()) -> DeviceMesh:
+    """Return the mesh of all ranks, by default of prime sizes; the last axis is the fastest. All ranks call
+    this.
+    """
+    device = "cpu" if device == "meta" else device
+    return _mesh(dist.group.WORLD, device, sizes or primes(dist.get_world_size()))
 
 
-@functools.lru_cache(maxsize=1)
-def grid_of(world: Any) -> RankGrid:  # noqa: ARG001  (the key: another group, another grid)
-    """Return the grid of the default group `world`; made once."""
-    return RankGrid()
+@functools.lru_cache(maxsize=64)
+def _mesh(_world: Any, device: str, sizes: tuple[int, ...]) -> DeviceMesh:
+    ranks = torch.arange(math.prod(sizes)).view(sizes)
+    names = unique_names(f"axis{index}" for index in range(len(sizes)))
+    return DeviceMesh.from_group(groups_along(ranks), device, mesh=ranks, mesh_dim_names=names)
 
 
-# ---- the cheapest chain ----
-
-
-class LayoutTransform(NamedTuple):
-    """One step from a layout to the next.
+def span(size: int, places: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Where a rank's part of a dim begins, and its size, as DTensor cuts it.
 
     Args:
-        kind: slice, all_gather, all_to_all, all_reduce or reduce_scatter.
-        axes: the mesh axes of the group.
-        source: the tensor dim that was cut; None for partial sums and whole values.
-        target: the tensor dim that is cut afterwards.
+        places: of each axis that cuts it, the number of parts and the rank's place.
+    Example: 5 in 2 x 2 parts: 2, 1, 1, 1 elements; the third begins at 3.
     """
-
-    kind: str
-    axes: tuple[int, ...]
-    source: int | None
-    target: int | None
-
-
-class TransformPath(NamedTuple):
-    """A chain of moves and its cost: seconds, bytes received by a rank."""
-
-    moves: tuple[LayoutTransform, ...]
-    seconds: float
-    nbytes: float
-
-
-@functools.lru_cache(maxsize=4096)
-def transform_path(
-    start: Layout, goal: Layout, shape: tuple[int, ...], itemsize: int, sizes: tuple[int, ...], link: Link
-) -> TransformPath:
-    """Find the cheapest way from `start` to `goal`.
-
-    Args:
-        shape: of the whole tensor.    sizes: of the mesh axes.
-    Example: 4 ranks as 2 x 2, (Shard(0), Shard(0)) -> (Replicate, Replicate): one all_gather over both axes.
-    """
-    whole = math.prod(shape) * itemsize
-    order = itertools.count()
-    queue: list[tuple[float, float, int, Layout, tuple[LayoutTransform, ...]]] = [
-        (0.0, 0.0, next(order), start, ())
-    ]
-    settled: set[Layout] = set()
-    while queue:
-        seconds, nbytes, _, layout, moves = heapq.heappop(queue)
-        if layout == goal:
-            return TransformPath(moves, seconds, nbytes)
-        if layout in settled:
-            continue
-        settled.add(layout)
-        part = whole / math.prod(size for size, p in zip(sizes, layout, strict=True) if isinstance(p, Shard))
-        for move, following in _moves(layout, shape, sizes):
-            ranks = math.prod(sizes[axis] for axis in move.axes)
-            cost = seconds + link.seconds(move.kind, ranks, part)
-            received = nbytes + link.received(move.kind, ranks, part)
-            heapq.heappush(queue, (cost, received, next(order), following, (*moves, move)))
-    raise ValueError(f"there is no way from {start} to {goal} for shape {shape} on axes {sizes}")
-
-
-def _moves(
-    layout: Layout, shape: tuple[int, ...], sizes: tuple[int, ...]
-) -> Iterator[tuple[LayoutTransform, Layout]]:
-    """Every move from `layout`, and the layout after it."""
-    axes = range(len(sizes))
-    for chosen in itertools.chain.from_iterable(itertools.combinations(axes, n + 1) for n in axes):
-        source = layout[chosen[0]]
-        if any(layout[axis] != source for axis in chosen) or not _minor(layout, chosen, source):
-            continue
-        for target in [WHOLE, *map(Shard, range(len(shape)))]:
-            kind = KINDS.get((type(source), type(target)))
-            following = tuple(target if axis in chosen else layout[axis] for axis in axes)
-            if kind and target != source and _fits(following, chosen, target, shape, sizes):
-                yield LayoutTransform(kind, chosen, _dim(source), _dim(target)), following
-
-
-def _dim(placement: Placement) -> int | None:
-    return placement.dim if isinstance(placement, Shard) else None
-
-
-def _minor(layout: Layout, chosen: Sequence[int], placement: Placement) -> bool:
-    """Whether `chosen` are the last of the axes that cut a dim."""
-    cut = [axis for axis, p in enumerate(layout) if isinstance(p, Shard) and p == placement]
-    return all(axis in chosen or axis < min(chosen) for axis in cut)
-
-
-def _fits(
-    layout: Layout, chosen: Sequence[int], target: Placement, shape: tuple[int, ...], sizes: tuple[int, ...]
-) -> bool:
-    if not isinstance(target, Shard):
-        return True
-    parts = math.prod(size for size, p in zip(sizes, layout, strict=True) if p == target)
-    return shape[target.dim] % parts == 0 and _minor(layout, chosen, target)
+    start = 0
+    for parts, place in places:
+        most = -(-size // parts)
+        before = min(place * most, size)
+        start, size = start + before, min(most, size - before)
+    return start, size
 
 
 # ---- the moves ----
 
 
-def redistribute(value: DTensor, goal: Layout, grid: RankGrid, link: Link, where: str) -> DTensor:
-    """Bring `value` into the layout `goal`; differentiable. Gradients take their own cheapest route back."""
-    result: DTensor = _Redistribute.apply(value, goal, grid, link, where)
+def layout_of(value: Tensor) -> Layout:
+    """The layout of a DTensor; a plain tensor is whole on all ranks."""
+    ranks = dist.get_world_size()
+    return tuple(value.placements) if isinstance(value, DTensor) else (WHOLE,) * len(primes(ranks))
+
+
+def moved(value: Tensor, goal: Layout, contributed: Layout, where: str) -> Tensor:
+    """This rank's part of a value, brought into the layout `goal`; differentiable.
+
+    Args:
+        contributed: the layout of the gradient: SUM on axes whose ranks have a share of it each.
+        where: for the record.
+    """
+    start, local = layout_of(value), value
+    if isinstance(value, DTensor):
+        local = value.to_local(grad_placements=_back(start))
+    return move(local, value.shape, start, goal, contributed, where)
+
+
+def move(
+    local: Tensor, shape: Sequence[int], start: Layout, goal: Layout, contributed: Layout, where: str
+) -> Tensor:
+    """The same for a rank's part of a value of this shape."""
+    if start == goal and not (local.requires_grad and torch.is_grad_enabled()):
+        return local
+    result: Tensor = _Redistribution.apply(local, tuple(shape), start, goal, contributed, where)
     return result
 
 
-class _Redistribute(torch.autograd.Function):
+def _back(layout: Layout) -> Layout:
+    """The layout of a value's gradient: all contributions to a partial sum have the same one."""
+    return tuple(WHOLE if isinstance(each, Partial) else each for each in layout)
+
+
+class _Redistribution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: DTensor, goal: Layout, grid: RankGrid, link: Link, where: str) -> DTensor:
-        ctx.back = tuple(WHOLE if isinstance(p, Partial) else p for p in value.placements)
-        ctx.how = grid, link, f"{where}, backward"
-        return _follow(value, goal, grid, link, where)
+    def forward(
+        ctx: Any, local: Tensor, shape: tuple[int, ...], start: Layout, goal: Layout, contributed: Layout,
+        where: str,
+    ) -> Tensor:  # fmt: skip
+        ctx.back = shape, contributed, _back(start), f"{where}, backward"
+        return _redistributed(local, shape, start, goal, where)
 
     @staticmethod
-    def backward(ctx: Any, grad: DTensor) -> Any:  # type: ignore[override]
-        tensor_moves.refuse_second_gradient()
-        return _follow(grad, ctx.back, *ctx.how), None, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        refuse_second_gradient()
+        return _redistributed(grad, *ctx.back), None, None, None, None, None
 
 
-def path_of(value: DTensor, goal: Layout, sizes: tuple[int, ...], link: Link) -> TransformPath:
-    """Find the cheapest way of `value` to `goal`."""
-    start, shape = tuple(value.placements), tuple(value.shape)
-    return transform_path(start, goal, shape, value.element_size(), sizes, link)
+def _redistributed(local: Tensor, shape: tuple[int, ...], start: Layout, goal: Layout, where: str) -> Tensor:
+    if start == goal:
+        return local.view_as(local)
+    sizes, before, after, turns = _joined(shape, dist.get_world_size(), start, goal)
+    mesh, token = mesh_of(local.device.type, sizes), _where.set(where)
+    try:
+        if turns is not None:
+            return _turned(local, mesh.get_group(turns), sizes[turns], before[turns].dim, after[turns].dim)
+        return placed(local.detach(), mesh, before, shape).redistribute(placements=after).to_local()
+    finally:
+        _where.reset(token)
 
 
-def _follow(value: DTensor, goal: Layout, grid: RankGrid, link: Link, where: str) -> DTensor:
-    here, local, kept = tuple(value.placements), value.to_local().detach(), _current.get()
-    for move in path_of(value, goal, grid.sizes, link).moves:
-        ranks, nbytes, began = grid.ranks(move.axes), local.nbytes, time.perf_counter()
-        local = _move(local, move, grid, f"up::{where}|{move.kind}")
-        if kept is not None:
-            kept.append(
-                TransformRecord(
-                    where, move, ranks, str(here), str(goal), link.received(move.kind, ranks, nbytes),
-                    link.seconds(move.kind, ranks, nbytes), time.perf_counter() - began,
-                )
-            )  # fmt: skip
-    return DTensor.from_local(local, grid.mesh, goal, run_check=False)
+@functools.lru_cache(maxsize=4096)
+def _joined(shape: tuple[int, ...], ranks: int, start: Layout, goal: Layout) -> tuple[Any, ...]:
+    """Sizes of axes, the layouts on them, and the axis whose change is one all-to-all.
+
+    Axes side by side that change alike are one: one collective for all, where DTensor makes one for each.
+    Uneven parts are cut axis by axis, so their axes stay.
+    """
+    axes = [*zip(primes(ranks), start, goal, strict=True)]
+    for layout, (dim, size) in itertools.product((start, goal), enumerate(shape)):
+        if size % math.prod(n for n, each in zip(primes(ranks), layout, strict=True) if each == Shard(dim)):
+            return (*zip(*axes, strict=True), None)
+    runs = [(pair, [*run]) for pair, run in itertools.groupby(axes, key=lambda axis: axis[1:])]
+    joined = [(math.prod(n for n, *_ in run), *pair) for pair, run in runs]
+    changed = [number for number, (_, before, after) in enumerate(joined) if before != after]
+    pair, minor = joined[changed[0]][1:], [before for _, before, _ in joined[changed[0] + 1 :]]
+    alone = len(changed) == 1 and all(isinstance(each, Shard) and each not in minor for each in pair)
+    return (*zip(*joined, strict=True), changed[0] if alone else None)
 
 
-def _move(local: Tensor, move: LayoutTransform, grid: RankGrid, label: str) -> Tensor:
-    axis = grid.axis(move.axes, talks=move.kind != "slice")
-    if move.kind != "all_to_all":
-        dim = move.source if move.target is None else move.target
-        return tensor_moves.KINDS[OF_ONE_DIM[move.kind]][0](local, dim or 0, axis, label)
-    assert move.source is not None
-    assert move.target is not None
-    cut = torch.stack(local.chunk(axis.parts, move.target))
-    parts = torch.empty_like(cut)
-    with record_function(label):
-        dist.all_to_all_single(parts, cut, group=axis.group)
-    return torch.cat(parts.unbind(0), move.source)
+def _turned(local: Tensor, group: Any, parts: int, source: int, target: int) -> Tensor:
+    """Cut along another dim. On a CPU, DTensor would gather the whole and take a slice."""
+    received = all_to_all(torch.stack(local.chunk(parts, target)), group)
+    return torch.cat(received.unbind(0), source)
+
+
+def placed(local: Tensor, mesh: DeviceMesh, layout: Sequence[Any], shape: Sequence[int]) -> DTensor:
+    """A rank's part of a value of this shape, as a DTensor."""
+    strides = [*itertools.accumulate(reversed(shape[1:]), lambda a, b: a * max(b, 1), initial=1)][::-1]
+    stride = tuple(strides[: len(shape)])
+    return DTensor.from_local(
+        local.contiguous(), mesh, layout, run_check=False, shape=torch.Size(shape), stride=stride
+    )
 
 
 # ---- the record ----
 
 
+class LayoutTransform(NamedTuple):
+    """A collective that changes a layout: all_gather, all_reduce, reduce_scatter or all_to_all."""
+
+    kind: str
+    ranks: int
+
+
 class TransformRecord(NamedTuple):
-    """One move. `nbytes`: received by this rank."""
+    """One move. `nbytes`: received by this rank. `where`: "": outside of operators."""
 
     where: str
     move: LayoutTransform
-    ranks: int
-    start: str
-    goal: str
     nbytes: float
     predicted_s: float
     measured_s: float
@@ -274,24 +201,62 @@ class Record(list[TransformRecord]):
     """The moves inside `with record() as moves:`; as text, a table."""
 
     def __str__(self) -> str:
-        head = f"{'where':36} {'move':15} {'ranks':>5} {'bytes':>10} {'predicted':>10} {'measured':>10}  why"
+        head = f"{'where':36} {'move':15} {'ranks':>5} {'bytes':>10} {'predicted':>10} {'measured':>10}"
         rows = [
-            f"{e.where:36} {e.move.kind:15} {e.ranks:5} {e.nbytes:10.0f} {e.predicted_s * 1e6:8.1f}us "
-            f"{e.measured_s * 1e6:8.1f}us  {e.start} -> {e.goal}"
+            f"{e.where:36} {e.move.kind:15} {e.move.ranks:5} {e.nbytes:10.0f} {e.predicted_s * 1e6:8.1f}us "
+            f"{e.measured_s * 1e6:8.1f}us"
             for e in self
         ]
         return "\n".join([head, *rows])
 
 
-_current: ContextVar[Record | None] = ContextVar("moves", default=None)
+_where: ContextVar[str] = ContextVar("where", default="")
 
 
 @contextmanager
-def record() -> Iterator[Record]:
-    """Collect the moves that `up.shard`'s operators insert, forward and backward."""
+def record(link: Link | None = None) -> Iterator[Record]:
+    """Collect the collectives of `up.shard`'s operators and of DTensors, forward and backward.
+
+    Args:
+        link: the network, for the predicted times.
+    """
     moves = Record()
-    token = _current.set(moves)
-    try:
+    with _CollectiveRecorder(moves, link or Link()):
         yield moves
-    finally:
-        _current.reset(token)
+
+
+class _CollectiveRecorder(OperatorMode):
+    """Sees the functional collectives, which DTensor calls."""
+
+    KINDS = {  # noqa: RUF012  (never written)
+        "all_gather_into_tensor": "all_gather",
+        "all_gather_single": "all_gather",
+        "all_reduce": "all_reduce",
+        "reduce_scatter_tensor": "reduce_scatter",
+        "reduce_scatter_single": "reduce_scatter",
+        "all_to_all_single": "all_to_all",
+        "shard_dim_alltoall": "all_to_all",
+    }
+
+    def __init__(self, moves: Record, link: Link) -> None:
+        super().__init__()
+        self._moves, self._link = moves, link
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # what it calls comes here again
+        began = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        seconds = time.perf_counter() - began
+        if func.namespace not in ("_c10d_functional", "_dtensor"):
+            return result
+        name = func.overloadpacket.__name__
+        if kind := self.KINDS.get(name):
+            of = kind, len(ranks_of(args[-1])), args[0].nbytes
+            received, predicted = self._link.received(*of), self._link.seconds(*of)
+            found = TransformRecord(_where.get(), LayoutTransform(*of[:2]), received, predicted, seconds)
+            self._moves.append(found)
+        elif name == "wait_tensor" and self._moves:
+            last = self._moves[-1]
+            self._moves[-1] = last._replace(measured_s=last.measured_s + seconds)
+        return result

@@ -8,34 +8,33 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
 from unisono.parallel.batches import fingerprint
-from unisono.parallel.costs.collectives import Link
 from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals.fake import is_fake
 
-from .operators import IndexPosition, OperatorSignature, Owners, rule_of
-from .redistribute import SUM, WHOLE, Layout, RankGrid, grid_of, path_of, redistribute
+from .operators import IndexPosition, Indices, OperatorSignature, Owners, rule_of
+from .redistribute import SUM, WHOLE, Layout, layout_of, mesh_of, moved, placed, primes, span
 
 Strategy = Sequence[Sequence[int]]
 
 
-def shard(op: Any, strategy: Strategy, *, link: Link | None = None) -> Any:
+def shard(op: Any, strategy: Strategy) -> Any:
     """Cut `op` by `strategy`.
 
     Args:
         op: a function of torch (see `operators.RULES`), or an nn.Linear, nn.Embedding or nn.LayerNorm.
         strategy: for each input tensor, for each of its dims, the number of parts. For a module the first
             entry is for its input; then come its parameters.
-        link: prices for choosing how values move.
     Returns:
         A function, or a module, of tensors and DTensors. A plain tensor counts as replicated, the same on
         every rank. The result is a DTensor; `whole(result)` is the plain tensor.
@@ -46,42 +45,34 @@ def shard(op: Any, strategy: Strategy, *, link: Link | None = None) -> Any:
         there is one all_gather of y between the two.
     """
     if isinstance(op, nn.Module):
-        return Sharded(op, strategy, link or Link())
+        return Sharded(op, strategy)
     rule_of(op)
-    return functools.partial(_run, _FirstCall(op.__name__), op, strategy, link or Link())
+    return functools.partial(_run, _FirstCall(op.__name__), op, strategy)
 
 
-def whole(value: Tensor, link: Link | None = None) -> Tensor:
+def whole(value: Tensor) -> Tensor:
     """Return a DTensor's value as a plain tensor, whole on every rank; differentiable."""
     if not isinstance(value, DTensor):
         return value
-    grid = grid_of(dist.group.WORLD)
-    goal = (WHOLE,) * len(grid.sizes)
-    moved = redistribute(_dtensor(value, grid), goal, grid, link or Link(), "whole")
-    local: Tensor = moved.to_local(grad_placements=goal)
-    return local
+    goal = (WHOLE,) * len(primes(dist.get_world_size()))
+    return moved(_known(value), goal, goal, "whole")
 
 
 class Sharded(nn.Module):
     """A module with cut parameters, whose operator runs on the parts."""
 
-    def __init__(self, module: nn.Module, strategy: Strategy, link: Link) -> None:
+    def __init__(self, module: nn.Module, strategy: Strategy) -> None:
         super().__init__()
         name, parameters = type(module).__name__, dict(module.named_parameters(recurse=False))
         function, named = _function_of(module)
-        self._call = functools.partial(_run, _FirstCall(name), function, strategy, link, **named)
+        self._call = functools.partial(_run, _FirstCall(name), function, strategy, **named)
         if len(strategy) != 1 + len(parameters):
             raise ValueError(
                 f"{name}: the strategy has {len(strategy)} entries, its input and parameters "
                 f"({', '.join(parameters)}) are {1 + len(parameters)}"
             )
-        grid = grid_of(dist.group.WORLD)
         for (path, parameter), cuts in zip(parameters.items(), strategy[1:], strict=True):
-            indices = tuple(f"i{dim}" for dim in range(parameter.dim()))
-            signature = OperatorSignature((indices,), indices, lambda _, x: x)
-            parts = _parts(f"{name}.{path}", [cuts], signature, [tuple(parameter.shape)])
-            layout = _layout(indices, next(_assignments(parts, grid.sizes)))
-            value = redistribute(_dtensor(parameter.data, grid), layout, grid, link, f"{name}.{path}")
+            value = _run(_FirstCall(f"{name}.{path}"), torch.clone, [cuts], parameter.detach())
             self.register_parameter(path, nn.Parameter(value, requires_grad=parameter.requires_grad))
 
     def forward(self, x: Tensor) -> DTensor:
@@ -122,16 +113,16 @@ class _FirstCall:
     """Checks the calls of one sharded operator; the first one compares its plain inputs."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._compared = name, False
+        self.name, self._compared = name, False
 
     def check(self, args: Sequence[Any], named: dict[str, Any]) -> None:
         """Raise ValueError, on all ranks, in a model that a plan runs, or where plain inputs differ."""
         for key, value in named.items():
             if isinstance(value, Tensor):
-                raise ValueError(f"shard({self._name}): give tensors by position, not {key}=")
+                raise ValueError(f"shard({self.name}): give tensors by position, not {key}=")
         if _plan.get():
             raise ValueError(
-                f"shard({self._name}) within a model under {_plan.get()}: shard takes plain tensors as "
+                f"shard({self.name}) within a model under {_plan.get()}: shard takes plain tensors as "
                 "replicated on all ranks, and a plan gives ranks other rows, or parts. Leave out shard, and "
                 "write tensor= in the plan; or train with shard alone, without parallelize"
             )
@@ -143,49 +134,63 @@ class _FirstCall:
         other = next((rank for rank, mark in enumerate(marks) if mark != marks[0]), None)
         if other is not None:
             raise ValueError(
-                f"shard({self._name}): plain tensors count as replicated, and those of rank {other} have "
+                f"shard({self.name}): plain tensors count as replicated, and those of rank {other} have "
                 "other shapes, types or values than those of rank 0. Give all ranks the same, such as "
                 "parameters made from one seed and the whole batch"
             )
 
 
-def _run(
-    first: _FirstCall, function: Any, strategy: Strategy, link: Link, *args: Any, **named: Any
-) -> DTensor:  # fmt: skip
+def _run(first: _FirstCall, function: Any, strategy: Strategy, *args: Any, **named: Any) -> DTensor:
     first.check(args, named)
-    grid = grid_of(dist.group.WORLD)
-    tensors = [_dtensor(arg, grid) for arg in args if isinstance(arg, Tensor)]
-    shapes = [tuple(tensor.shape) for tensor in tensors]
-    signature = rule_of(function)(*shapes, *(arg for arg in args if not isinstance(arg, Tensor)), **named)
-    parts = _parts(function.__name__, strategy, signature, shapes)
-    owners = _cheapest(parts, signature, tensors, grid.sizes, link)
+    tensors = [_known(arg) for arg in args if isinstance(arg, Tensor)]
+    others = [arg for arg in args if not isinstance(arg, Tensor)]
+    lies = tuple((tuple(tensor.shape), tensor.element_size(), layout_of(tensor)) for tensor in tensors)
+    cuts, name = tuple(map(tuple, strategy)), first.name
+    given = _hashable(others), tuple(zip(named, _hashable(named.values()), strict=True))
+    signature, sizes, owners = _planned(name, function, cuts, dist.get_world_size(), lies, *given)
     locals_ = []
     for number, (tensor, indices) in enumerate(zip(tensors, signature.inputs, strict=True)):
-        where = f"{function.__name__}, input {number}"
-        came = redistribute(tensor, _layout(indices, owners), grid, link, where)
-        locals_.append(came.to_local(grad_placements=_layout(indices, owners, elsewhere=SUM)))
-    local = signature.local(IndexPosition(grid, owners), *locals_)
-    return _placed(local.contiguous(), grid, _layout(signature.output, owners, elsewhere=SUM))
+        goal, contributed = _layout(indices, owners), _layout(indices, owners, elsewhere=SUM)
+        locals_.append(moved(tensor, goal, contributed, f"{name}, input {number}"))
+    mesh = mesh_of(tensors[0].device.type)
+    local = signature.local(IndexPosition(name, sizes, owners, mesh), *locals_)
+    shape = [sizes[i] if i else size for i, size in zip(signature.output, local.shape, strict=True)]
+    return placed(local, mesh, _layout(signature.output, owners, elsewhere=SUM), shape)
 
 
-def _dtensor(value: Tensor, grid: RankGrid) -> DTensor:
-    """A tensor on the mesh. What DTensor's operators have left uneven, or as a mean, DTensor makes whole."""
-    whole = (WHOLE,) * len(grid.sizes)
+def _hashable(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(each) if isinstance(each, list) else each for each in values)
+
+
+@functools.lru_cache(maxsize=4096)
+def _planned(
+    name: str, function: Any, strategy: Strategy, ranks: int, lies: Any, others: Any, named: Any
+) -> tuple[OperatorSignature, dict[str | None, int], Owners]:
+    """The signature of a call, the sizes of its indices, and which mesh axes cut them.
+
+    Args:
+        lies: shape, bytes of an element, and layout of each input.
+    """
+    shapes = [shape for shape, *_ in lies]
+    signature = rule_of(function)(*shapes, *others, **dict(named))
+    parts = _parts(name, strategy, signature, shapes)
+    owners = _nearest(parts, signature.inputs, lies, primes(ranks))
+    inputs = [*zip(signature.inputs, shapes, strict=True)]
+    sizes = {index: size for indices, shape in inputs for index, size in zip(indices, shape, strict=True)}
+    return signature, sizes | signature.leads, owners
+
+
+def _known(value: Tensor) -> Tensor:
+    """A plain tensor, or a DTensor on the mesh. What DTensor's operators have left as a mean, DTensor makes
+    whole.
+    """
     if not isinstance(value, DTensor):
-        return _placed(value, grid, whole)
-    if value.device_mesh != grid.mesh:
-        raise ValueError(f"shard: a DTensor on {value.device_mesh}; operators run on {grid.mesh}")
-    cuts = [1] * value.dim()
-    for placement, size in zip(value.placements, grid.sizes, strict=True):
-        if isinstance(placement, Shard):
-            cuts[placement.dim] *= size
-    even = not any(size % cut for size, cut in zip(value.shape, cuts, strict=True))
+        return value
+    mesh = mesh_of(value.device.type)
+    if value.device_mesh != mesh:
+        raise ValueError(f"shard: a DTensor on {value.device_mesh}; operators run on {mesh}")
     known = all(type(each) in (Replicate, Shard) or each == SUM for each in value.placements)
-    return value if even and known else value.redistribute(placements=whole)
-
-
-def _placed(local: Tensor, grid: RankGrid, layout: Layout) -> DTensor:
-    return DTensor.from_local(local, grid.mesh, layout, run_check=False)
+    return value if known else value.redistribute(placements=[WHOLE] * mesh.ndim)
 
 
 # ---- strategies ----
@@ -207,17 +212,18 @@ def _parts(
             at = f"{name}: dimension {dim} of input {number}"
             if cut < 1:
                 raise ValueError(f"{at} cannot be cut into {cut} parts")
-            if size % cut:
-                raise ValueError(f"{at} is {size}, which {cut} parts do not divide")
+            if not _smallest(size, cut):
+                raise ValueError(f"{at} is {size}: of {cut} parts some would be empty")
             if index is None:
                 if cut != 1:
                     raise ValueError(f"{at} is broadcast from size 1 and cannot be cut into {cut} parts")
                 continue
             if cut > 1 and index in signature.whole:
                 raise ValueError(f"{at} cannot be cut into {cut} parts: {signature.whole[index]}")
-            if signature.leads.get(index, cut) % cut:
+            lead = signature.leads.get(index, 0)
+            if lead and (size % cut or lead % cut):
                 raise ValueError(
-                    f"{at} becomes a dimension of {signature.leads[index]}, which {cut} parts do not divide"
+                    f"{at} is {size} and becomes a dimension of {lead}, which {cut} parts do not divide"
                 )
             known, *where = found.setdefault(index, (cut, number, dim))
             if known != cut:
@@ -247,23 +253,29 @@ def _assignments(parts: dict[str, int], sizes: Sequence[int]) -> Iterator[Owners
             yield owners
 
 
-def _cheapest(
-    parts: dict[str, int],
-    signature: OperatorSignature,
-    tensors: Sequence[DTensor],
-    sizes: tuple[int, ...],
-    link: Link,
-) -> Owners:
-    def price(owners: Owners) -> float:
+def _smallest(size: int, cut: int) -> int:
+    """The size of the smallest part."""
+    axes = primes(cut)
+    places = itertools.product(*map(range, axes))
+    return min(span(size, [*zip(axes, place, strict=True)])[1] for place in places)
+
+
+def _nearest(parts: dict[str, int], inputs: Sequence[Indices], lies: Any, axes: Sequence[int]) -> Owners:
+    """The mesh axes of each index with which most bytes stay where they are."""
+
+    def stays(owners: Owners) -> int:
         return sum(
-            path_of(tensor, _layout(indices, owners), sizes, link).seconds
-            for tensor, indices in zip(tensors, signature.inputs, strict=True)
+            math.prod(shape) * itemsize
+            for (shape, itemsize, layout), indices in zip(lies, inputs, strict=True)
+            for start, goal in zip(layout, _layout(indices, owners), strict=True)
+            if start in (goal, WHOLE)
         )
 
-    return min(_assignments(parts, sizes), key=price)
+    return max(_assignments(parts, axes), key=stays)
 
 
-def _layout(indices: Sequence[str | None], owners: Owners, elsewhere: Any = WHOLE) -> Layout:
+@functools.lru_cache(maxsize=4096)
+def _layout(indices: Indices, owners: Owners, elsewhere: Any = WHOLE) -> Layout:
     """Where these indices lie. `elsewhere`: the placement on an axis that cuts an index which they have not:
     SUM for what a rank contributes, since the others contribute the rest.
     """
