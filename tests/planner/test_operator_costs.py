@@ -8,20 +8,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loops import each
-from unisono.engine.costs.machine import MachineCalibration, identity
-from unisono.engine.environment import env
-from unisono.planner.compute_calibration import (
+from inside_planner import (
+    POINTS,
     ComputeCalibration,
+    CostTable,
     Measurement,
+    OperatorCosts,
     RuntimeCosts,
     SharedSteps,
     compute_file,
     keep_compute,
     middle,
     recall_compute,
+    roofline,
 )
-from unisono.planner.operator_costs import POINTS, CostTable, OperatorCosts, roofline
+from loops import each
+from unisono.engine.costs.machine import MachineCalibration, identity
+from unisono.engine.environment import env
 
 TABLE = CostTable(((1.0, 10.0, 100.0), (2.0, 8.0)), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (1,))
 FOUR = MachineCalibration(cores=4)

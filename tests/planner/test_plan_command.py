@@ -9,11 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from inside_planner import ChoicePage, TradePoint, shipped
 from loops import each
 from unisono.commands import cli
 from unisono.planner import find_hardware
-from unisono.planner.choice_page import ChoicePage, TradePoint
-from unisono.planner.hardware import shipped
 
 CONFIGS = Path(__file__).parent / "configs"
 GPT3 = "plan --layers 96 --hidden 12288 --heads 96 --vocab 51200 --sequence 2048"

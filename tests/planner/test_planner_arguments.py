@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 import unisono as un
+from inside_planner import HostMemory, LinkRate
 from unisono.planner import find_hardware, shape_of
-from unisono.planner.hardware import HostMemory, LinkRate
 
 SHAPE = shape_of("gpt", layers=4, hidden=64, heads=4, vocab=256, sequence=32)
 A100 = find_hardware("a100-80g")

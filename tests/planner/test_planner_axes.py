@@ -6,15 +6,21 @@ import msgspec
 import pytest
 
 import unisono as un
+from inside_planner import (
+    MemoryModel,
+    PlanChoice,
+    RankLayout,
+    TimeModel,
+    collective_s,
+    interconnect_of,
+    layer_activations,
+    rank_layers,
+    stage_layers,
+)
 from loops import each
 from unisono import networks
 from unisono.networks import Cable, Costs, Network
 from unisono.planner import ExpertShape, LatentShape, TrainingPlan, find_hardware, shape_of
-from unisono.planner.interconnect import RankLayout, collective_s, interconnect_of
-from unisono.planner.memory import MemoryModel, layer_activations
-from unisono.planner.planner import PlanChoice
-from unisono.planner.stages import rank_layers, stage_layers
-from unisono.planner.step_time import TimeModel
 
 A100 = find_hardware("a100-80g")
 COSTS = Costs(o_send_s=1e-6, o_recv_s=1e-6)

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 import unisono as un
+from inside_planner import layer_activations, places_hit, read_shape
 from loops import each
 from unisono.planner import PlanChoice, TrainingPlan
-from unisono.planner.collectives import places_hit
-from unisono.planner.memory import layer_activations
-from unisono.planner.model_config import read_shape
 
 PLAN = "expert=64,pipeline=4,interleave=8,zero=2,recompute=full,micro_batch=1"
 

@@ -12,14 +12,24 @@ import pytest
 
 import unisono as un
 from effort import times
+from inside_planner import (
+    MOST_TAIL,
+    RECOMPUTE,
+    PlanModels,
+    PlanTree,
+    TrainingJob,
+    divisors,
+    find_cluster,
+    interconnect_of,
+    price,
+    search,
+    uneven_layers,
+    uneven_rows,
+    with_layers,
+)
 from loops import each
 from unisono.commands import cli
 from unisono.planner import ExpertShape, Hardware, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
-from unisono.planner.cluster_model import PlanModels, with_layers
-from unisono.planner.hardware import find_cluster
-from unisono.planner.interconnect import interconnect_of
-from unisono.planner.search import PlanTree, divisors, price, search, uneven_layers, uneven_rows
-from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, TrainingJob
 
 GIB = 1 << 30
 LLAMA_8B = shape_of(

@@ -6,11 +6,17 @@ import msgspec
 import pytest
 
 import unisono as un
+from inside_planner import (
+    MemoryModel,
+    RankElements,
+    TrainingJob,
+    in_flight,
+    layer_activations,
+    model_states,
+    stage_layers,
+)
 from loops import each
 from unisono.planner import TrainingPlan, shape_of
-from unisono.planner.memory import MemoryModel, RankElements, layer_activations, model_states
-from unisono.planner.stages import in_flight, stage_layers
-from unisono.planner.training_plan import TrainingJob
 
 GIB = 1 << 30
 # Korthikanti et al., 2022, arXiv:2205.05198: layers, hidden, heads, tensor, pipeline, batch, micro-batch,

@@ -13,13 +13,22 @@ import pytest
 
 import unisono as un
 from effort import LONG, cases, times
+from inside_planner import (
+    MOST_TAIL,
+    RECOMPUTE,
+    SCHEDULES,
+    SWAPS,
+    MemoryModel,
+    PlanModels,
+    PlanTree,
+    TrainingJob,
+    divisors,
+    interconnect_of,
+    price,
+    search,
+)
 from loops import each
 from unisono.planner import ExpertShape, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
-from unisono.planner.cluster_model import PlanModels
-from unisono.planner.interconnect import interconnect_of
-from unisono.planner.memory import MemoryModel
-from unisono.planner.search import PlanTree, divisors, price, search
-from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob
 
 GIB = 1 << 30
 LLAMA_405B = shape_of(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from inside_planner import read_shape
 from loops import each
 from unisono.planner import TransformerShape, shape_of
-from unisono.planner.model_config import read_shape
 
 CONFIGS = Path(__file__).parent / "configs"
 GPT3 = {"layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "sequence": 2048}

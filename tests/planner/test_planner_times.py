@@ -8,14 +8,11 @@ import msgspec
 import pytest
 
 import unisono as un
+from inside_planner import PlanChoice, PlanModels, PlanTree, RankLayout, collective_s, interconnect_of, price
 from loops import each
 from unisono import networks
 from unisono.networks import Cable, Costs, Network
 from unisono.planner import find_hardware, shape_of
-from unisono.planner.cluster_model import PlanModels
-from unisono.planner.interconnect import RankLayout, collective_s, interconnect_of
-from unisono.planner.planner import PlanChoice
-from unisono.planner.search import PlanTree, price
 from unisono.plans import ALGORITHMS
 
 A100 = find_hardware("a100-80g")

@@ -25,14 +25,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 import unisono.parallel as up
+from inside_parallel import STEPS, DryRun, TrainingTask
 from parallel import models, sweep
 from planned_models import adamw, with_stages
-from unisono.parallel.graph.containers import mapped
-from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.task import TrainingTask
-from unisono.parallel.written_parameters import STEPS
 
 KIB = 1 << 10
 ABOVE, BELOW, LEAST = 0.05, -0.02, 4 * KIB
@@ -85,7 +83,7 @@ def compare(row: Row) -> tuple[float, bool, str]:
     before = settled()
     torch.manual_seed(0)
     model = row.make().cuda()
-    given = mapped(row.batch, lambda tensor: tensor.cuda())
+    given = tree_map_only(torch.Tensor, torch.Tensor.cuda, row.batch)
     places = size // plan.pipeline
     said, refused = None, ""
     task = TrainingTask(model, given, rows, row.optimizer, row.loss)
@@ -100,11 +98,12 @@ def compare(row: Row) -> tuple[float, bool, str]:
     dist.all_gather_object(told, refused)
     if any(told):
         raise ValueError(next(filter(None, told)))
-    inputs = mapped(given[0], lambda tensor: tensor[: max(1, rows // plan.data // plan.micro_batches)])
+    count = max(1, rows // plan.data // plan.micro_batches)
+    inputs = tree_map_only(torch.Tensor, lambda tensor: tensor[:count], given[0])
     run = up.parallelize(model, plan, optimizer=row.optimizer, loss=row.loss, sample=inputs, check=False)
     del inputs
     (given,) = run.shard([given])
-    given = mapped(given, torch.clone)  # rows of a batch keep the memory of all of it
+    given = tree_map_only(torch.Tensor, torch.clone, given)  # rows of a batch keep the memory of all of it
     for _ in range(STEPS):  # which are watched: each sums every parameter
         run.step(given)
     gc.collect()  # building a run leaves cycles, which hold tensors until Python collects them
@@ -123,7 +122,7 @@ def compare(row: Row) -> tuple[float, bool, str]:
 
 def tensors(batch: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    mapped(batch, lambda tensor: found.append(tensor) or tensor)
+    tree_map_only(torch.Tensor, lambda tensor: found.append(tensor) or tensor, batch)
     return found
 
 

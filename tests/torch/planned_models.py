@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from unisono.parallel.pipeline.stages import balance, counted_costs
-from unisono.parallel.planning.memory_account import MemoryTracker, StorageWatch, kernel_memory
-from unisono.parallel.planning.task import TrainingTask
+from inside_parallel import MemoryTracker, StorageWatch, TrainingTask, balance, counted_costs, kernel_memory
 
 WORDS, LENGTH, WIDTH = 64, 16, 64
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401  (registers the backend)
+from inside_parallel import cut_rows
 from memory_census import Row, of_sweep, of_zoo, tensors
-from unisono.parallel.batches import cut_rows
-from unisono.parallel.graph.containers import mapped
 
 WARM, STEPS, MOST_STEPS, SECONDS = 3, 8, 60, 0.2
 """Steps of a run that do not count; at least so many that do, and as many as fill the time."""
@@ -76,7 +76,7 @@ def measured(row: Row, expected: float) -> float:
         row.make(), plan, optimizer=row.optimizer, loss=row.loss, sample=inputs if cut else None, check=False
     )
     (given,) = run.shard([row.batch])
-    given = mapped(given, torch.clone)
+    given = tree_map_only(torch.Tensor, torch.clone, given)
     for _ in range(WARM):
         run.step(given)
     taken = []

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from inside_planner import recall_compute
 from unisono.engine.environment import env
-from unisono.planner.compute_calibration import recall_compute
 
 COMMAND = [sys.executable, "-m", "unisono", "calibrate"]
 

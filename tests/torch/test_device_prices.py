@@ -7,18 +7,28 @@ from torch import nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from inside_parallel import (
+    LOW,
+    NO_UNIT,
+    POINTS,
+    PRICED,
+    WHOLE,
+    HostStarts,
+    OperatorPoint,
+    OperatorPrices,
+    Parameters,
+    RankClock,
+    Shapes,
+    StageTime,
+    TracedOperator,
+    TracedStep,
+    point_of,
+    rule_of,
+    trace_update,
+)
+from inside_planner import ComputeCalibration, roofline_of
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.costs.operator_kinds import PRICED, OperatorPoint, point_of
-from unisono.parallel.costs.operator_prices import HostStarts, OperatorPrices
-from unisono.parallel.costs.step_time import RankClock, StageTime
-from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, trace_update
-from unisono.parallel.graph.rules import WHOLE, rule_of
-from unisono.parallel.graph.shapes import Shapes
-from unisono.parallel.optimizers import Parameters
-from unisono.parallel.planning.machine import LOW, POINTS
 from unisono.planner import operator_costs
-from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.operator_costs import roofline_of
 
 COSTS = roofline_of(5e13, 1.5e12, 1e-6)
 

@@ -9,25 +9,30 @@ import pytest
 from torch import nn
 
 import unisono.parallel as up
-from loops import each
-from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.costs.collectives import CollectiveCosts, RankGroups
-from unisono.parallel.costs.operator_kinds import OperatorPoint
-from unisono.parallel.costs.operator_prices import OperatorPrices
-from unisono.parallel.costs.step_parts import HostPrices, ParameterSizes, StageStarts, StepParts
-from unisono.parallel.costs.step_time import (
+from inside_parallel import (
     COMPARED,
     REPEATED,
     REPLAYED,
+    Action,
     ActionWork,
+    CollectiveCosts,
+    HostPrices,
+    OperatorPoint,
+    OperatorPrices,
+    ParameterSizes,
+    RankGroups,
+    StageStarts,
+    StepParts,
+    TracedOperator,
+    TracedStep,
+    predict,
+    proved_schedule,
     shared_time,
     step_forecast,
 )
-from unisono.parallel.costs.trace import TracedOperator, TracedStep
-from unisono.parallel.pipeline.schedule import Action, predict
-from unisono.parallel.prediction import proved_schedule
-from unisono.planner.compute_calibration import RuntimeCosts, SharedSteps
-from unisono.planner.operator_costs import CostTable, roofline
+from inside_planner import CostTable, RuntimeCosts, SharedSteps, roofline
+from loops import each
+from unisono.engine.costs.machine import MachineCalibration
 
 MACHINE = MachineCalibration(cores=8)
 NOTHING = RuntimeCosts(*[0.0] * len(RuntimeCosts.__struct_fields__))

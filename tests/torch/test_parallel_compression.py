@@ -11,9 +11,9 @@ import suite
 import unisono as un
 import unisono.parallel as up
 from effort import HANG_S, cases, swept
+from inside_parallel import orthonormal
 from loops import each
 from test_checks import run_all
-from unisono.parallel.compression.low_rank import orthonormal
 
 MODULES = ("compression", "compressed_runs")
 CHECKS = [check for check in suite.checks("parallel") if check.partition(".")[0] in MODULES]

@@ -40,12 +40,6 @@ def test_models_with_experts(forks: suite.Forks, tmp_path: Path, check: str, ran
         ({"data": 3, "expert": 2}, "expert=2 does not divide data=3"),
         ({"expert": 2}, "expert=2 does not divide data=1"),
         ({"data": 2, "context": 2, "expert": 3}, "expert=3 does not divide data=2 x context=2"),
-        ({"data": 2, "expert": 2, "swap": "disk"}, "expert=2 needs swap=None, not 'disk'"),
-        ({"data": 4, "expert": 2, "local_steps": 2}, "expert=2 needs local_steps=None, not 2"),
-        (
-            {"data": 2, "expert": 2, "elastic": True},
-            "expert=2 needs elastic=False, not True: a rank that dies",
-        ),
         (
             {"data": 6, "expert": 3, "zero": 1, "shard": 2},
             "neither of shard=2 and expert=3 divides the other",

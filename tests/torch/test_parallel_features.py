@@ -1,6 +1,8 @@
 """What plans promise beside the losses. Checks of parallel/run_features.py and others, on two ranks."""
 
 import ast
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -9,161 +11,27 @@ import suite
 from loops import each
 from unisono.parallel import Plan
 
-MODULES = ("run_features", "backwards", "swaps", "errors", "refusals", "refused_calls")
-MODULES += ("foreign", "adversarial", "wild", "recorded_programs", "guarded_calls", "written_models")
-MODULES += (
-    "outside_steps",
-    "partial_writes",
-    "rank_zero",
-    "frozen",
-    "kept_buffers",
-    "masks",
-    "cut_optimizers",
-    "weights",
-    "contexts",
-    "new_groups",
+RANKS = dict.fromkeys(
+    ("errors", "meetings", "program_axes", "context_axes", "sequence_axes", "combined_table"), 4
 )
-LOOP = ("accumulations", "averages", "batch_norms", "kept_f32", "own_losses", "resumed", "utilization")
-LOOP += (
-    "batch_kinds",
-    "autocasts",
-    "loaders",
-    "optimizer_scopes",
-    "loss_means",
-    "own_loops",
-    "own_loop_calls",
+ALONE = ("errors", "swaps")  # each check has processes: it ends process groups, or limits a process's memory
+SWEPT = (
+    "context_axes",
+    "context_features",
+    "context_masks",
+    "context_programs",
+    "predictions",
+    "sequence_axes",
 )
-STAGES = ("fused_saves", "program_stages", "program_axes", "two_passes", "unused_parameters")
-STAGES += ("unfrozen_operators", "model_structures")
-
-
-# Each of their checks has processes of its own: they end process groups, or limit the memory of a process.
-ALONE = ("errors", "swaps")
-
-
-def checks_of(module: str) -> list[str]:
-    """Name every check in a module of parallel/."""
-    return [
-        node.name
-        for node in ast.parse((suite.HERE / "parallel" / f"{module}.py").read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
-    ]
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4 if module == "errors" else 2)
-
-
-@pytest.mark.parametrize("module", LOOP)
-def test_the_loop(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=2)
-
-
-OF_A_RUN = [
-    "check_recorded_collectives_are_those_of_a_run",
-    "check_a_difference_is_told_once_with_its_cause",
-]
-
-
-@each(
-    ("module", "checks", "ranks"),
-    [
-        ("forecasts", OF_A_RUN, 2),
-        ("forecasts", [check for check in checks_of("forecasts") if check not in OF_A_RUN], 1),
-    ],
-)
-def test_forecasts(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str], ranks: int) -> None:
-    run_checks(forks, tmp_path, module, checks, ranks=ranks)
-
-
-@each(
-    ("module", "checks"),
-    [
-        ("unfrozen", ["check_a_short_training", "check_what_cannot_be_followed"]),
-        ("plain_copies", ["check_a_plain_copy_has_the_weights", "check_models_that_get_no_weights"]),
-        ("few_rows", ["check_a_rank_without_rows"]),
-    ],
-)
-def test_freezing_and_copies(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str]) -> None:
-    run_checks(forks, tmp_path, module, checks, ranks=2)
-
-
-@pytest.mark.sweep
-@each("module", ["unfrozen", "plain_copies", "few_rows"])
-def test_freezing_and_copies_at_length(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=2)
-
-
-@each("module", ["meetings"])
-def test_replicas_that_meet(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4)
-
-
-@pytest.mark.sweep
-@each("module", ["context_features", "context_masks", "context_programs", "context_axes"])
-def test_sequences_that_are_cut(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4 if module == "context_axes" else 2)
-
-
-SHORT = ("check_short", "check_what_is_refused")
-COMBINED = [(module, check) for module in ("combined_axes", "combined_lists") for check in checks_of(module)]
-
-
-@each(("module", "check"), [pair for pair in COMBINED if pair[1] in SHORT])
-def test_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_checks(forks, tmp_path, module, [check], ranks=4)
-
-
-@pytest.mark.slow
-@pytest.mark.sweep
-@pytest.mark.parametrize(("module", "check"), [pair for pair in COMBINED if pair[1] not in SHORT])
-def test_all_axes_together(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_checks(forks, tmp_path, module, [check], ranks=4)
-
-
-@pytest.mark.parametrize("module", STAGES)
-def test_stages_of_a_program(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4 if module == "program_axes" else 2)
-
-
-@pytest.mark.sweep
-@each(
-    ("module", "checks"),
-    [
-        ("accumulations", ["check_calls_add_up_to_one_batch"]),
-        ("batch_norms", ["check_losses_are_those_of_one_process", "check_networks_of_images"]),
-        ("unfrozen_axes", ["check_losses_are_those_of_one_process"]),
-    ],
-)
-def test_the_loop_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str, checks: list[str]) -> None:
-    run_checks(forks, tmp_path, module, checks, ranks=4)
-
-
-@each(
-    ("module", "check"),
-    [("selective", "check_losses_are_those_of_one_process"), ("compiled", "check_what_is_refused")],
-)
-def test_what_the_sweep_does_at_length(forks: suite.Forks, tmp_path: Path, module: str, check: str) -> None:
-    run_checks(forks, tmp_path, module, [check], ranks=2)
-
-
-@pytest.mark.sweep
-@each("module", ["predictions", "selective", "compiled"])
-def test_what_comes_out(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=2)
-
-
-def test_sequences_that_tensor_ranks_share(forks: suite.Forks, tmp_path: Path) -> None:
-    run_checks(forks, tmp_path, "sequences", ["check_a_short_training"], ranks=2)
-
-
-@pytest.mark.sweep
-@each("module", ["sequences", "sequence_axes"])
-def test_sequences_with_everything_else(forks: suite.Forks, tmp_path: Path, module: str) -> None:
-    run_checks(forks, tmp_path, module, ranks=4 if module == "sequence_axes" else 2)
-
-
+IN_SHORT: dict[str, list[str]] = {
+    "compiled": ["check_what_is_refused"],
+    "few_rows": ["check_a_rank_without_rows"],
+    "plain_copies": ["check_a_plain_copy_has_the_weights", "check_models_that_get_no_weights"],
+    "selective": ["check_losses_are_those_of_one_process"],
+    "sequences": ["short", "short: no positions"],
+    "unfrozen": ["check_a_short_training", "check_what_cannot_be_followed"],
+}
+"""Modules of which only the sweep runs everything -> what runs of them always."""
 ELSEWHERE = {
     "chains": "test_parallel_layouts.py",
     "chosen": "test_planning.py",
@@ -172,22 +40,70 @@ ELSEWHERE = {
     "elastic_places": "test_parallel_elastic.py",
     "elastic_refusals": "test_parallel_elastic.py",
     "expert_axis": "test_parallel_experts.py",
+    "forecasts": "test_parallel_features.py",
     "metas": "test_parallel_meta.py",
 }
 
 
-def test_every_module_of_checks_is_run() -> None:
-    """A list of modules that no test uses runs nothing."""
-    folder = suite.HERE / "parallel"
-    modules = {path.stem for path in folder.glob("*.py") if "\ndef check_" in path.read_text()}
-    run = {
-        case["module"]
-        for test in globals().values()
-        for case in getattr(test, "cases", ())
-        if "module" in case
-    }
-    run |= {*MODULES, *LOOP, *STAGES, *(module for module, _ in COMBINED)}
-    assert modules - run == set(ELSEWHERE)
+def modules() -> list[str]:
+    """List the modules with checks that no other test runs."""
+    texts = {path.stem: path.read_text() for path in (suite.HERE / "parallel").glob("*.py")}
+    found = [name for name, text in texts.items() if re.search(r"^def check_|^TABLE", text, re.M)]
+    return sorted(set(found) - set(ELSEWHERE))
+
+
+def checks_of(module: str) -> list[str]:
+    """Name every check and every row in a module of parallel/."""
+    text = (suite.HERE / "parallel" / f"{module}.py").read_text()
+    checks = [one.name for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
+    rows = importlib.import_module(f"parallel.{module}").TABLE if "\nTABLE" in text else ()
+    return [*rows, *(name for name in checks if name.startswith("check_"))]
+
+
+COMBINED = checks_of("combined_table")
+IN_SHORT["combined_table"] = [check for check in COMBINED if check.startswith("short")]
+ON_FOUR_RANKS = {
+    "accumulations": ["check_calls_add_up_to_one_batch"],
+    "batch_norms": [check for check in checks_of("batch_norms") if check.endswith("on four ranks")],
+    "unfrozen": ["check_losses_are_those_of_one_process"],
+}
+ON_FOUR_RANKS["batch_norms"] += ["check_losses_are_those_of_one_process"]
+OF_A_RUN = ["check_recorded_collectives_are_those_of_a_run", "check_a_difference_is_told_once_with_its_cause"]
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if module not in SWEPT])
+def test_every_feature(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    checks = IN_SHORT.get(module, checks_of(module))
+    checks = [check for check in checks if not check.endswith("on four ranks")]
+    run_checks(forks, tmp_path, module, checks, ranks=RANKS.get(module, 2))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("module", [*SWEPT, *(module for module in IN_SHORT if module != "combined_table")])
+def test_every_feature_at_length(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ranks=RANKS.get(module, 2))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("module", ON_FOUR_RANKS)
+def test_features_on_four_ranks(forks: suite.Forks, tmp_path: Path, module: str) -> None:
+    run_checks(forks, tmp_path, module, ON_FOUR_RANKS[module], ranks=4)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.parametrize("check", [check for check in COMBINED if not check.startswith("short")])
+def test_all_axes_together(forks: suite.Forks, tmp_path: Path, check: str) -> None:
+    run_checks(forks, tmp_path, "combined_table", [check], ranks=4)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_forecasts(forks: suite.Forks, tmp_path: Path, ranks: int) -> None:
+    others = [check for check in checks_of("forecasts") if check not in OF_A_RUN]
+    run_checks(forks, tmp_path, "forecasts", OF_A_RUN if ranks == 2 else others, ranks=ranks)
+
+
+def test_checks_that_other_tests_run() -> None:
     for module, test in ELSEWHERE.items():
         assert module in (suite.HERE / test).read_text(), module
 
@@ -261,7 +177,6 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"data": 2, "local_steps": 0}, "local_steps is 0; it must be at least 1"),
         ({"data": 2, "local_steps": True}, "local_steps is True, expected int or None"),
         ({"data": 2, "local_steps": 2, "zero": 1}, "zero=1 without shard= makes one of all data ranks"),
-        ({"data": 2, "local_steps": 2, "swap": "disk"}, "local_steps=2 needs swap=None, not 'disk'"),
         (
             {"data": 2, "local_steps": 2, "outer": "adam"},
             "outer is 'adam'; it must be one of 'average', 'nest",
@@ -273,19 +188,8 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"clip": 0.0}, "clip is 0.0"),
         ({"swap": 3}, "swap is 3, expected 'disk'"),
         ({"tensor": 2, "swap": "disk"}, "swap='disk' needs tensor=1, not 2: parts of matrices"),
-        ({"pipeline": 2, "swap": "disk"}, "swap='disk' needs pipeline=1, not 2: stages"),
-        ({"data": 2, "zero": 3, "swap": "disk"}, "swap='disk' needs zero=0, not 3: what data ranks share"),
         ({"context": 0}, "context is 0; it must be at least 1"),
         ({"context": "2"}, "context is '2', expected int"),
-        (
-            {"context": 2, "tensor": 2, "sequence": True},
-            "context=2 needs sequence=False, not True: .* a larger context= cuts them further",
-        ),
-        ({"context": 2, "data": 2, "local_steps": 2}, "context=2 needs local_steps=None, not 2"),
-        ({"context": 2, "precision": "bf16", "keep_f32": ("a",)}, "context=2 needs keep_f32="),
-        ({"context": 2, "swap": "memory"}, "context=2 needs swap=None, not 'memory'"),
-        ({"context": 2, "elastic": True}, "context=2 needs elastic=False, not True"),
-        ({"precision": "bf16", "swap": "memory"}, "swap='memory' needs precision='f32', not 'bf16'"),
     ],
 )
 def test_illegal_plans_say_why(plan: dict, says: str) -> None:

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 import suite
 import unisono.parallel as up
+from inside_parallel import Shapes
+from inside_parallel import prove_cut as prove
 from loops import each
-from unisono.parallel.graph.proof import prove
-from unisono.parallel.graph.shapes import Shapes
 from zoo.cells import Cell
 from zoo.own import Encoder, Lstm, Mixer, MultiQuery, Nano, Scan, UNet
 

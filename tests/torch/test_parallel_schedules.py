@@ -5,9 +5,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from inside_parallel import Action, Schedule, predict, prove, schedule
 from loops import each
 from unisono.errors import PlanError
-from unisono.parallel.pipeline.schedule import Action, Schedule, predict, prove, schedule
 
 NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
 UNIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 import unisono.parallel as up
+from inside_parallel import dry_run, predictor, search
 from planned_models import adamw, features, ids, mlp, planned, tokens_loss
 from unisono.errors import UnfitError
-from unisono.parallel.costs import predictor
-from unisono.parallel.planning import dry_run, search
 
 CROSS = nn.functional.cross_entropy
 FEW: dict[str, Any] = {"tensor": 1, "pipeline": 1, "zero": 0, "recompute": False, "micro_batches": 2}

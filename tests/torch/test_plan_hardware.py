@@ -11,15 +11,11 @@ import torch
 from torch import nn
 
 import unisono.parallel as up
+from inside_parallel import DryRun, LinkCosts, TrainingTask, column_sum, convolution, hosts_of
+from inside_planner import operator_costs_of
 from loops import each
 from planned_models import adamw, features, mlp, planned
-from unisono.parallel.costs.collectives import LinkCosts
-from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.machine import hosts_of
-from unisono.parallel.planning.memory_account import column_sum, convolution
-from unisono.parallel.planning.task import TrainingTask
 from unisono.planner import find_hardware
-from unisono.planner.operator_costs import operator_costs_of
 
 LOWER, HIGHER = 0.77, 1.1  # shares of f32 and of 16 bits beside the file's
 A100, V100 = find_hardware("a100-80g"), find_hardware("v100-32g")

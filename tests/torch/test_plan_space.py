@@ -14,15 +14,22 @@ import torch
 from torch import nn
 
 import unisono.parallel as up
+from inside_parallel import (
+    CollectiveCosts,
+    DrawnRows,
+    DryRun,
+    JobHost,
+    JobMachine,
+    PlanSearch,
+    RankGroups,
+    TrainingTask,
+    _of_control_groups,
+    changes,
+    neighbours,
+    plans,
+)
 from planned_models import adamw, features, mlp, planned
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.costs.collectives import CollectiveCosts, RankGroups
-from unisono.parallel.planning.candidates import changes, neighbours, plans
-from unisono.parallel.planning.dry_axes import DrawnRows
-from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.machine import JobHost, JobMachine, _of_control_groups
-from unisono.parallel.planning.search import PlanSearch
-from unisono.parallel.planning.task import TrainingTask
 
 CROSS = nn.functional.cross_entropy
 

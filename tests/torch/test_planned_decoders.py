@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 import unisono.parallel as up
+from inside_parallel import DryRun, TrainingTask
 from planned_models import LENGTH, WORDS, adamw, ids, measured, tokens_loss
-from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.task import TrainingTask
 
 pytest.importorskip("transformers")
 

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 import unisono.parallel as up
+from inside_parallel import DryRun, TrainingTask
 from planned_models import adamw, features, mlp
-from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.task import TrainingTask
 from unisono.torch_internals import c10d
 from unisono.torch_internals.lone_rank import lone_rank
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from inside_planner import MODEL_TYPES, named_models, read_shape
 from loops import each
-from unisono.planner.model_config import MODEL_TYPES, named_models, read_shape
 
 transformers = pytest.importorskip("transformers")
 

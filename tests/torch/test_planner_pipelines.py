@@ -6,12 +6,10 @@ import pytest
 
 import unisono as un
 import unisono.parallel as up
+from inside_parallel import Action, Schedule, predict, schedule
+from inside_planner import PlanModels, PlanTree, in_flight, price
 from loops import each
-from unisono.parallel.pipeline.schedule import Action, Schedule, predict, schedule
 from unisono.planner import ExpertShape, TrainingPlan, shape_of
-from unisono.planner.cluster_model import PlanModels
-from unisono.planner.search import PlanTree, price
-from unisono.planner.stages import in_flight
 
 SIZES = [(p, v, m) for p in (1, 2, 3, 4, 8) for v in (1, 2, 3) for m in (1, 2, p, 2 * p, 4 * p)]
 SIZES = [(p, v, m) for p, v, m in SIZES if v == 1 or (p > 1 and m % p == 0)]

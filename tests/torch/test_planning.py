@@ -14,14 +14,18 @@ from torch._subclasses import FakeTensor
 
 import suite
 import unisono.parallel as up
+from inside_parallel import KINDS as KINDS_OF_SCHEDULES
+from inside_parallel import (
+    MIB,
+    TIME_NAMES,
+    CachingAllocator,
+    DryRun,
+    TrainingTask,
+    allowed,
+    predictor,
+    trace_step,
+)
 from planned_models import KINDS, MODELS, adamw, features, gpt, ids, measured, mlp, planned, tokens_loss
-from unisono.parallel.costs import predictor
-from unisono.parallel.costs.trace import trace_step
-from unisono.parallel.pipeline.schedule import KINDS as KINDS_OF_SCHEDULES
-from unisono.parallel.planning.choice import TIME_NAMES
-from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.memory_account import MIB, CachingAllocator, allowed
-from unisono.parallel.planning.task import TrainingTask
 
 CROSS = nn.functional.cross_entropy
 

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from inside_parallel import ModelRecorder, ModuleSettings, Ref, template
 from unisono.parallel import CaptureError
-from unisono.parallel.graph.containers import mapped
-from unisono.parallel.graph.program import Ref, template
-from unisono.parallel.program_state import ModuleSettings
-from unisono.parallel.recording import ModelRecorder
 
 
 @pytest.mark.parametrize(
@@ -26,10 +24,16 @@ from unisono.parallel.recording import ModelRecorder
         ((1, 2), "x"), (slice(0, 3), Ref(2)), OrderedDict(a=Ref(1), b=[1.5]), ([], {}),
     ],
 )  # fmt: skip
-def test_a_template_fills_as_mapped_does(thing: Any) -> None:
+def test_a_template_fills_as_a_map_does(thing: Any) -> None:
     values = {number: object() for number in range(4)}
     filled = template(thing)(lambda ref: values[ref.value])
-    assert filled == mapped(thing, lambda ref: values[ref.value], Ref)
+
+    def is_ref(leaf: Any) -> bool:
+        return isinstance(leaf, Ref)
+
+    assert filled == tree_map(
+        lambda leaf: values[leaf.value] if is_ref(leaf) else leaf, thing, is_leaf=is_ref
+    )
     assert type(filled) is type(thing) or isinstance(thing, Ref)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from model_fuzz.tables import DOWN, MIDDLE, OPERATORS, UP
 from model_fuzz.writer import POSITIONS, ROWS, WIDTH, WORDS, Writer, module_of
-from unisono.parallel.graph.containers import mapped, tensors_in
 
 IGNORED = -100  # a label that no loss counts
 Choice = tuple[str, int]
@@ -209,13 +209,14 @@ def outputs_of(output: Any) -> list[Tensor]:
 def by_row(program: Program, inputs: Any) -> bool:
     """Whether each half of the rows gives its half of the outputs, and leaves the same buffers."""
     found = []
-    count = len(next(iter(tensors_in(inputs))))
+    count = len(next(iter(tree_leaves(inputs))))
     for rows in (slice(None), slice(0, count // 2), slice(count // 2, count)):
         model = program.model()
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                output = called(model, mapped(inputs, lambda tensor, rows=rows: tensor[rows]))
+                part = tree_map_only(Tensor, lambda tensor, rows=rows: tensor[rows], inputs)
+                output = called(model, part)
         except (RuntimeError, IndexError, ValueError):
             return False
         found.append((outputs_of(output), [*model.buffers()]))

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import unisono.parallel as up
 from model_fuzz.programs import IGNORED, ROWS, Program, by_row, called, outputs_of
 from model_fuzz.writer import POSITIONS, WORDS
-from unisono.parallel.graph.containers import mapped
 
 FAR = 1e-8  # more than rounding, in f64
 
@@ -128,7 +128,7 @@ def _shapes(
             return _ignored(torch.randint(WORDS, shape, generator=generator), generator)
         return torch.randint(int(value.max()) + 1, shape, generator=generator)
 
-    inputs = mapped(program.inputs, other)
+    inputs = tree_map_only(torch.Tensor, other, program.inputs)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -11,8 +11,8 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.plain_training import adamw, apart, seeded
-from parallel.run_features import in_group
+from parallel.models import token_loss as loss
+from parallel.plain_training import adamw, apart, begun, seeded
 
 LOW = torch.bfloat16
 EXACT = (
@@ -61,10 +61,6 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def loss(output: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
-
-
 def batches(count: int) -> list[Any]:
     generator = torch.Generator().manual_seed(3)
     drawn = (torch.randint(11, (8, 6), generator=generator) for _ in range(count))
@@ -97,7 +93,7 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
         far = 1e-5 if plan in EXACT else 5e-2
         wanted, norms, outputs = alone(given, plan.data * plan.micro_batches)
         whole = up.Plan(**{**vars(plan), "precision": "autocast", "clip": 1e9})
-        run = up.parallelize(seeded(Model), whole, optimizer=adamw, loss=loss, sample=given[0][0])
+        run = begun(whole, Model, loss, sample=given[0][0])
         mine, found = list(run.shard(given)), []
         for batch, norm in zip(mine, norms, strict=True):
             found.append(run.step(batch))
@@ -119,7 +115,7 @@ def check_autocast_of_the_caller(folder: Path) -> None:
     """A loop that has its own is as before."""
     given = batches(2)
     wanted, *_ = alone(given, 2)
-    run = up.parallelize(seeded(Model), up.Plan(data=2), optimizer=adamw, loss=loss)
+    run = begun(up.Plan(data=2), Model, loss)
     found = []
     for batch in run.shard(given):
         with torch.autocast("cpu", LOW):  # which keeps casts of weights until its end
@@ -190,13 +186,6 @@ def check_buffers_in_low_precision(folder: Path) -> None:
 
 
 def check_what_does_not_go_with_it(folder: Path) -> None:
-    wrong: tuple[dict[str, Any], ...] = (
-        {"pipeline": 2}, {"context": 2}, {"data": 2, "expert": 2}, {"keep_f32": ("norms",)},
-        {"reduce": "low"}, {"swap": "memory"},
-    )  # fmt: skip
-    for given in wrong:
-        with pytest.raises(ValueError, match=r"Plan: .*(autocast).*:|Plan: swap='memory' needs precision"):
-            up.Plan(precision="autocast", **given)
     with pytest.raises(ValueError, match="autocast16"):
         up.Plan(precision="autocast16")  # type: ignore[arg-type]
     x, y = batches(1)[0]
@@ -204,7 +193,3 @@ def check_what_does_not_go_with_it(folder: Path) -> None:
         up.plan(Model(), sample=(x, y), ranks=2, optimizer=adamw, loss=loss, precision="autocast")
     with pytest.raises(ValueError, match="precision='autocast' is not priced"):
         up.StepPredictor(Model(), (x, y), loss=loss).forecast(up.Plan(data=2, precision="autocast"))
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -11,11 +11,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import unisono.parallel as up
 from parallel import models
-from parallel.accumulations import shared
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
-from parallel.plain_training import adamw, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import adamw, begun, seeded
 
 DECAY = 0.8
 PLANS = (
@@ -43,7 +41,7 @@ def alone(make: Any, given: Any) -> tuple[nn.Module, AveragedModel]:
 
 
 def made(make: Any, plan: up.Plan) -> up.Run:
-    return up.parallelize(seeded(make), plan, optimizer=adamw, loss=functional.cross_entropy)
+    return begun(plan, make)
 
 
 def trained(run: up.Run, given: Any, ema: up.EMA) -> None:
@@ -79,11 +77,11 @@ def check_averages_are_those_of_one_process(folder: Path) -> None:
                     call()
         assert run.evaluate(batch) == mine, plan  # what was gathered within is gone
         close(run.state_dict(), model)
-        run.save(shared(folder) / str(number), also={"ema": ema})
+        run.save(folder / str(number), also={"ema": ema})
     for number, _ in enumerate(PLANS):  # each is loaded under another plan
         run = made(plain, PLANS[number - 2])
         ema = up.EMA(run, DECAY)
-        run.load(shared(folder) / str(number), also={"ema": ema})
+        run.load(folder / str(number), also={"ema": ema})
         assert ema.updates == 5
         with ema.applied():
             close(run.state_dict(), average.module)
@@ -119,7 +117,7 @@ def check_low_precision_and_frozen_parameters(folder: Path) -> None:
             found = run.state_dict()
         assert all(value.dtype == torch.float32 for value in found.values())
         assert "0.weight" not in ema.tensors()
-        where = shared(folder) / f"frozen {zero}"
+        where = folder / f"frozen {zero}"
         run.save(where, also={"ema": ema})
         other = made(plain, up.Plan(tensor=2))
         averages = up.EMA(other, DECAY)
@@ -138,7 +136,7 @@ def check_fused_layers_that_a_plan_splits(folder: Path) -> None:
         trained(run, given, ema)
         with ema.applied():
             wanted = run.state_dict()
-        where = shared(folder) / f"fused {number}"
+        where = folder / f"fused {number}"
         run.save(where, also={"ema": ema})
         other = made(Fused, next(one for one in runs if one is not plan))
         averages = up.EMA(other)
@@ -164,9 +162,9 @@ def check_wrong_use_is_named(folder: Path) -> None:
         up.EMA(made(plain, up.Plan(data=2, swap="memory")))
     with pytest.raises(ValueError, match=r"EMA is not for Plan\(local_steps=2\)"):
         up.EMA(made(plain, up.Plan(data=2, local_steps=2)))
-    run.save(shared(folder))
+    run.save(folder)
     with pytest.raises(ValueError, match="the checkpoint has no 'ema'; it has nothing beside"):
-        run.load(shared(folder), also={"ema": up.EMA(run)})
+        run.load(folder, also={"ema": up.EMA(run)})
     (batch,) = run.shard(models.vector_batches(1, 8))
     ema = up.EMA(run)
     run.step(batch, update=False)
@@ -177,7 +175,3 @@ def check_wrong_use_is_named(folder: Path) -> None:
     run.step(batch)
     with ema.applied(), pytest.raises(RuntimeError, match="averages are in place"), ema.applied():
         pass
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import unisono as un
 import unisono.parallel as up
-from parallel.run_features import in_group, whole
+from parallel.plain_training import local
+from parallel.run_features import whole
 from unisono.parallel import replicated_parameters
-from unisono.parallel.gradients import local
 
 
 class Shared(nn.Module):
@@ -143,7 +143,3 @@ def check_compressed_adam_takes_what_tensor_axes_make(folder: Path) -> None:
     optimizer2 = up.CompressedAdam([alone])
     optimizer2.step()
     assert torch.equal(optimizer2.state[alone]["exp_avg"].view(2, 1000, 3), both)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel.outside_steps import DATA, LOSS, PIPELINE, TENSOR, ZERO3, by_hand, made, net, rows
-from parallel.plain_training import adamw, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import adamw, begun, same, seeded
 
 
 class Named(NamedTuple):
@@ -73,17 +72,14 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
     kinds: tuple[Any, ...] = (Named(x, gain), Collated(x=x, gain=gain), [x, gain])
     for plan in (up.Plan(data=2), up.Plan(pipeline=2, micro_batches=2)):
         for given in (*((kind, whole.labels) for kind in kinds), whole):
-            own = given is whole
-            run = up.parallelize(
-                seeded(Net), plan, optimizer=adamw, loss=None if own else functional.cross_entropy,
-                weigh="tokens", sample=whole if own else given[0],
-            )  # fmt: skip
+            loss, sample = (None, whole) if given is whole else (functional.cross_entropy, given[0])
+            run = begun(plan, Net, loss, weigh="tokens", sample=sample)
             found = [run.step(one) for one in run.shard([given, given])]
             assert torch.allclose(torch.tensor(found), torch.tensor(wanted), atol=1e-5), (plan, type(given))
 
 
 def check_what_has_no_rows_is_refused(folder: Path) -> None:
-    run = up.parallelize(seeded(Net), up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy)
+    run = begun(up.Plan(data=2), Net)
     whole = record()
     for strange in (Opaque(whole.x), np.ones((8, 8))):
         with pytest.raises(ValueError, match=f"a batch has a {type(strange).__name__}, whose data cannot be"):
@@ -103,18 +99,8 @@ def slope(output: Tensor, given: Any) -> Tensor:
 
 def check_inputs_that_require_gradients(folder: Path) -> None:
     batches = [(x.requires_grad_(), (x, y)) for x, y in rows()]
-    model, wanted = seeded(net), []
-    optimizer = adamw(model.parameters())
-    for x, given in batches:
-        optimizer.zero_grad()
-        loss = slope(model(x), given)
-        loss.backward()
-        optimizer.step()
-        wanted.append(loss.item())
     for plan in (DATA, dataclasses.replace(DATA, micro_batches=2)):
-        run = made(plan, loss=slope)
-        found = [run.step(batch) for batch in run.shard(batches)]
-        assert max(abs(a - b) for a, b in zip(wanted, found, strict=True)) < 1e-5, (plan, found, wanted)
+        same(plan, net, batches, slope, sample=batches[0][0])
     for plan in (TENSOR, PIPELINE):
         run = made(plan, loss=slope)
         with pytest.raises(ValueError, match=r"an input of the batch requires a gradient, and no rank of"):
@@ -141,7 +127,3 @@ def check_layouts_of_batches(folder: Path) -> None:
         for plan in (DATA, ZERO3, TENSOR, PIPELINE):
             run = made(plan)
             assert abs(run.step(next(iter(run.shard([(given, y)])))) - wanted) < 1e-5, plan
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

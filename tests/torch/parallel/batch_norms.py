@@ -12,10 +12,9 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.accumulations import shared
 from parallel.kept_buffers import spread_of
-from parallel.plain_training import adamw, apart, same, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import adamw, apart, begun, same, seeded, trained
+from parallel.rows import Row
 
 SYNC: dict[str, Any] = {"sync_batch_norm": True}
 PLANS = (
@@ -92,7 +91,7 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
         if plan.pipeline == 1 and plan.tensor == 1:
             assert apart(run) == 0
             alone(models.vector_batches(6, 9)[0][0])
-            first = up.parallelize(seeded(flat), plan, optimizer=adamw, loss=functional.cross_entropy)
+            first = begun(plan, flat)
             for batch in first.shard(models.vector_batches(1, 9)):
                 first.step(batch)
             for name, value in first.model.named_buffers():
@@ -101,30 +100,10 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
             first.close()
 
 
-def check_a_cumulative_average(folder: Path) -> None:
-    def net() -> nn.Module:
-        return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 4))
-
-    run = same(PLANS[0], net, models.vector_batches(3, 8), functional.cross_entropy)
-    assert int(run.model[1].num_batches_tracked) == 3
-
-
-def check_networks_of_images(folder: Path) -> None:
-    x = models.image_batches(1, 9)[0][0]
-    plans = swept(PLANS[::5], PLANS[4:5]) if dist.get_world_size() == 2 else ON_FOUR
-    for plan in plans:
-        for make in (on_cpu(resnet), Skipping):
-            same(plan, make, models.image_batches(4, 9), functional.cross_entropy, sample=x)
-
-
 def check_pytorchs_own_class(folder: Path) -> None:
     """A model with nn.SyncBatchNorm runs on CPUs, too."""
-    wanted = up.parallelize(
-        seeded(on_cpu(resnet)), up.Plan(data=2, **SYNC), optimizer=adamw, loss=functional.cross_entropy
-    )
-    run = up.parallelize(
-        seeded(resnet), up.Plan(data=2, **SYNC), optimizer=adamw, loss=functional.cross_entropy
-    )
+    wanted = begun(up.Plan(data=2, **SYNC), on_cpu(resnet))
+    run = begun(up.Plan(data=2, **SYNC), resnet)
     for batch in run.shard(models.image_batches(2, 8)):
         assert run.step(batch) == wanted.step(batch)
     run.model.eval()
@@ -161,19 +140,7 @@ def activated() -> nn.Module:
     )  # fmt: skip
 
 
-def check_forwards_of_their_own(folder: Path) -> None:
-    """Their functional.batch_norm takes the rows of all ranks; statistics move as in one process."""
-    batches = models.image_batches(3, 9)
-    plain = seeded(activated)
-    optimizer = adamw(plain.parameters())
-    for x, y in batches:
-        optimizer.zero_grad()
-        functional.cross_entropy(plain(x), y).backward()
-        optimizer.step()
-    for plan in (*PLANS[:3], PLANS[4]):
-        run = same(plan, activated, batches, functional.cross_entropy, sample=batches[0][0])
-        for path, buffer in plain.named_buffers():
-            assert torch.allclose(run.model.get_buffer(path).to(buffer), buffer, atol=1e-5), (plan, path)
+def check_a_forward_without_the_function_is_refused(folder: Path) -> None:
     for zero in (0, 3):
         run = up.parallelize(
             nn.Sequential(nn.Linear(16, 16), Written(16), nn.Linear(16, 4)),
@@ -187,6 +154,34 @@ def check_forwards_of_their_own(folder: Path) -> None:
             run.step((torch.ones(4, 16), torch.zeros(4, dtype=torch.int64)))
 
 
+def cumulative() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 4))
+
+
+def images(make: Any, plans: Any, count: int = 4, **more: Any) -> Row:
+    return Row(make, plans, given=models.image_batches(count, 9), **more)
+
+
+def has_its_statistics(run: up.Run) -> bool:
+    plain = trained(activated, models.image_batches(3, 9), functional.cross_entropy)[0]
+    return all(
+        torch.allclose(run.model.get_buffer(path).to(buffer), buffer, atol=1e-5)
+        for path, buffer in plain.named_buffers()
+    )
+
+
+NETWORKS = {"a ResNet": on_cpu(resnet), "a program": Skipping}
+TABLE = {
+    "a cumulative average": Row(
+        cumulative, PLANS[:1], sample=None, holds=lambda run: int(run.model[1].num_batches_tracked) == 3
+    ),
+    # their functional.batch_norm takes the rows of all ranks; statistics move as in one process
+    "forwards of their own": images(activated, (*PLANS[:3], PLANS[4]), 3, holds=has_its_statistics),
+    **{name: images(make, swept(PLANS[::5], PLANS[4:5])) for name, make in NETWORKS.items()},
+    **{f"{name}, on four ranks": images(make, ON_FOUR) for name, make in NETWORKS.items()},
+}  # fmt: skip
+
+
 def check_wrong_use_is_named(folder: Path) -> None:
     replaced = nn.BatchNorm1d(16)
     replaced.forward = replaced.forward  # type: ignore[method-assign]
@@ -197,15 +192,9 @@ def check_wrong_use_is_named(folder: Path) -> None:
             optimizer=adamw,
             loss=functional.cross_entropy,
         )
-    with pytest.raises(ValueError, match="sync_batch_norm"):
-        up.Plan(data=2, elastic=True, **SYNC)
     with pytest.raises(ValueError, match="buffers is 'mine'; it must be one of average, first, own"):
         up.Plan(data=2, buffers="mine")
-    with pytest.raises(ValueError, match="a newcomer has none"):
-        up.Plan(data=2, buffers="own", elastic=True)
-    run = up.parallelize(
-        seeded(flat), up.Plan(data=2, **SYNC), optimizer=adamw, loss=functional.cross_entropy
-    )
+    run = begun(up.Plan(data=2, **SYNC), flat)
     with pytest.raises(ValueError, match=r"expected 2D or 3D input \(got 4D input\)"):
         run.step((torch.ones(4, 1, 1, 16), torch.zeros(4, dtype=torch.int64)))
     capture = up.capture(run.model, torch.ones(4, 16))  # it sends nothing
@@ -216,10 +205,7 @@ def check_buffers_of_the_first_rank_or_each_ones_own(folder: Path) -> None:
     batches = models.vector_batches(3, 8)
     for kind in ("first", "own"):
         for zero in (0, 2):
-            run = up.parallelize(
-                seeded(flat), up.Plan(data=2, zero=zero, buffers=kind), optimizer=adamw,
-                loss=functional.cross_entropy,
-            )  # fmt: skip
+            run = begun(up.Plan(data=2, zero=zero, buffers=kind), flat)
             mine = seeded(flat)
             (batch,) = run.shard(batches[:1])
             run.step(batch)
@@ -231,16 +217,10 @@ def check_buffers_of_the_first_rank_or_each_ones_own(folder: Path) -> None:
             torch.testing.assert_close(run.model[1].running_mean, wanted, rtol=1e-5, atol=1e-6)
             assert (spread_of(run) == 0) == (kind == "first")
             kept = run.model[1].running_mean.clone()
-            where = shared(folder) / f"{kind} {zero}"
+            where = folder / f"{kind} {zero}"
             run.save(where)
             assert torch.equal(kept, run.model[1].running_mean)
             dist.broadcast(kept, 0)
-            again = up.parallelize(
-                seeded(flat), up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy
-            )
+            again = begun(up.Plan(data=2), flat)
             again.load(where)
             assert torch.equal(again.model[1].running_mean, kept), kind
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
-from unisono.parallel.pipeline.schedule import Action, predict
-from unisono.parallel.pipeline.schedule import schedule as plan_of
+from inside_parallel import Action, predict
+from inside_parallel import schedule as plan_of
 
 SECONDS = 0.3  # of a forward, on one rank
 

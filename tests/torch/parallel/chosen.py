@@ -12,11 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import unisono.parallel as up
+from inside_parallel import PlanSearch, measure, planner
 from parallel.run_features import in_group
 from planned_models import adamw, features, mlp
-from unisono.parallel.planning import planner
-from unisono.parallel.planning.machine import measure
-from unisono.parallel.planning.search import PlanSearch
 from unisono.torch_internals import c10d
 
 CROSS = torch.nn.functional.cross_entropy

@@ -6,12 +6,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.plain_training import adamw, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import begun
 
 BACKEND = "eager"  # TorchDynamo's part, without minutes of a C++ compiler
 
@@ -35,7 +33,7 @@ def layers() -> nn.Module:
 
 
 def made(make: Any, **plan: Any) -> up.Run:
-    return up.parallelize(seeded(make), up.Plan(**plan), optimizer=adamw, loss=functional.cross_entropy)
+    return begun(up.Plan(**plan), make)
 
 
 def check_losses_are_those_without(folder: Path) -> None:
@@ -64,7 +62,3 @@ def check_what_is_refused(folder: Path) -> None:
         made(layers, data=2, swap="memory")
     with pytest.raises(ValueError, match=r"never the compiled model itself.*layer\.compile"):
         made(whole, pipeline=2)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

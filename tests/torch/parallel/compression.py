@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import unisono as un
 import unisono.parallel as up
-from unisono.parallel.compression.low_rank import random_factor
+from inside_parallel import random_factor
 
 SHAPES = {"wide": (24, 70), "bias": (70,), "conv": (12, 5, 3, 3), "tall": (90, 8), "scalar": ()}
 CODECS = ("bf16", "fp16", "1-6-9", "int8", "int4", "fp8_e4m3", "fp8_e5m2")

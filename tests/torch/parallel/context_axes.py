@@ -11,27 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import unisono.parallel as up
-from parallel import context_features, contexts, own_losses, plain_training
+from parallel import context_features, contexts, sweep
 from parallel.contexts import Decoder, Encoder, batches, classes, mean, of_class
-from parallel.plain_training import adamw, same, seeded
-from parallel.run_features import in_group
-
-
-def check_plans(folder: Path) -> None:
-    for more in (
-        {"context": 4},
-        {"context": 4, "zero": 3, "recompute": True, "micro_batches": 4},
-        {"context": 2, "data": 2},
-        {"context": 2, "data": 2, "zero": 1, "micro_batches": 2},
-        {"context": 2, "data": 2, "zero": 2, "micro_batches": 2},
-        {"context": 2, "data": 2, "zero": 3, "recompute": True},
-        {"context": 2, "data": 2, "zero": 3, "shard": 1},
-        {"context": 2, "data": 2, "zero": 1, "uneven_use": True},
-    ):
-        same(up.Plan(**more), partial(Decoder, 6, 3), batches(21), mean)
-    same(up.Plan(context=4), partial(Decoder, 4, 4), batches(512, rows=2), mean)  # by heads
-    for more in ({"context": 4}, {"context": 2, "data": 2, "zero": 3}):
-        same(up.Plan(**more), Encoder, classes(), of_class)
+from parallel.plain_training import begun, seeded
+from parallel.rows import Row
 
 
 def check_every_gradient(folder: Path) -> None:
@@ -58,31 +41,54 @@ def hugging_face(kind: str) -> Any:
     return getattr(transformers, f"{kind}{'LMHeadModel' if kind == 'GPT2' else 'ForCausalLM'}")(config)
 
 
-def check_hugging_face(folder: Path) -> None:
+def of_hugging_face() -> dict[str, Row]:
     """With a loss of the logits, and with their own, whose labels are padded."""
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        return
-    generator = torch.Generator().manual_seed(5)
-    ids = [torch.randint(64, (4, 25), generator=generator) for _ in range(3)]
+    ids = torch.randint(64, (3, 4, 25), generator=torch.Generator().manual_seed(5))
     logits = [(each[:, :-1], each[:, 1:]) for each in ids]
-    ends = torch.tensor([[25], [7], [16], [2]])
-    own = [{"input_ids": each, "labels": each.masked_fill(torch.arange(25) >= ends, -100)} for each in ids]
+    ends = torch.arange(25) >= torch.tensor([[25], [7], [16], [2]])
+    own = [{"input_ids": each, "labels": each.masked_fill(ends, -100)} for each in ids]
+    rows = {}
     for kind in ("Llama", "Qwen2", "Mistral", "GPT2"):
         make = partial(hugging_face, kind)
-        for plan in (up.Plan(context=4), up.Plan(context=2, data=2, zero=3, recompute=True)):
-            same(plan, make, logits, mean)
-            run = up.parallelize(seeded(make), replace_clip(plan), optimizer=adamw, loss=None, weigh="tokens")
-            own_losses.compare(own_losses.alone(make, own), run, own)
-        run.model.eval()
-        (x, _), *_ = run.shard(logits[:1])
-        found = run.predict({"input_ids": x}).logits
-        assert found.shape == (2, 24, 64), found.shape
+        whole = {"context": 2, "data": 2, "zero": 3, "recompute": True}
+        rows[kind] = Row(make, plans({"context": 4}, whole), given=logits, loss=mean, sample=None)
+        clipped = plans({"context": 4, "clip": 0.5}, whole | {"clip": 0.5})
+        rows[f"{kind}'s own loss"] = Row(
+            make, clipped, given=own, loss=None, sample=None, options={"weigh": "tokens"}, holds=predicts
+        )
+    return rows
 
 
-def replace_clip(plan: up.Plan) -> up.Plan:
-    return plain_training.dataclasses.replace(plan, clip=0.5)
+def predicts(run: up.Run) -> bool:
+    run.model.eval()
+    shape = run.predict({"input_ids": torch.zeros(2, 24, dtype=torch.long)}).logits.shape
+    run.model.train()
+    return shape == (2, 24, 64)
+
+
+def plans(*more: dict[str, Any]) -> list[up.Plan]:
+    return [up.Plan(**one) for one in more]
+
+
+HYBRID = {"context": 2, "data": 2}
+TABLE = {
+    "a ring": Row(
+        partial(Decoder, 6, 3),
+        plans(
+            {"context": 4}, {"context": 4, "zero": 3, "recompute": True, "micro_batches": 4}, HYBRID,
+            {**HYBRID, "zero": 1, "micro_batches": 2}, {**HYBRID, "zero": 2, "micro_batches": 2},
+            {**HYBRID, "zero": 3, "recompute": True}, {**HYBRID, "zero": 3, "shard": 1},
+            {**HYBRID, "zero": 1, "uneven_use": True},
+        ),
+        given=batches(21), loss=mean, sample=None,
+    ),
+    "by heads": Row(
+        partial(Decoder, 4, 4), plans({"context": 4}), given=batches(512, rows=2), loss=mean, sample=None
+    ),
+    "an encoder": Row(
+        Encoder, plans({"context": 4}, {**HYBRID, "zero": 3}), given=classes(), loss=of_class, sample=None
+    ),
+} | (of_hugging_face() if sweep.HAVE_TRANSFORMERS else {})  # fmt: skip
 
 
 def peak_mb(step: Any) -> float:
@@ -110,7 +116,7 @@ def check_four_times_as_long_in_the_same_memory(folder: Path) -> None:
         losses.append(loss.item())
 
     one = peak_mb(partial(whole, ids[:, : time + 1]))
-    run = up.parallelize(seeded(make), up.Plan(context=4), optimizer=adamw, loss=lambda loss, _: loss)
+    run = begun(up.Plan(context=4), make, lambda loss, _: loss)
     batch = ids, torch.zeros(1)
     four = peak_mb(lambda: losses.append(run.step(batch)))
     alone = peak_mb(partial(whole, ids)) if dist.get_rank() == 0 else math.inf
@@ -121,7 +127,3 @@ def check_four_times_as_long_in_the_same_memory(folder: Path) -> None:
     )
     assert dist.get_rank() > 0 or abs(losses[1] - losses[2]) < 1e-5, losses
     assert four < 1.3 * one < alone, (one, four, alone)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +11,11 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 import unisono.parallel as up
 from parallel import sweep
-from parallel.combined_axes import same
 from parallel.contexts import WORDS, mean
-from parallel.run_features import in_group
+from parallel.plain_training import sgd
+from parallel.rows import Row
 
-ROWS, TIME, WIDTH, HEADS = 2, 20, 16, 4
+ROWS_OF_IDS, TIME, WIDTH, HEADS = 2, 20, 16, 4
 Sees = Callable[..., Tensor]
 
 
@@ -120,7 +119,7 @@ def inputs() -> dict[Sees, dict[str, Tensor]]:
     """Everything that attends -> what its model gets beside ids."""
     generator = torch.Generator().manual_seed(4)
     begins = torch.tensor([[0, 7, 16], [0, 3, 4]])
-    restarts = torch.arange(TIME).expand(ROWS, -1).clone()
+    restarts = torch.arange(TIME).expand(ROWS_OF_IDS, -1).clone()
     for row, bounds in enumerate(begins.tolist()):
         for begin in bounds:
             restarts[row, begin:] = torch.arange(TIME - begin)
@@ -130,28 +129,25 @@ def inputs() -> dict[Sees, dict[str, Tensor]]:
     return {sees: {} for sees in alone} | {
         packed: {"position_ids": restarts},
         bounded: {"cu_seqlens": begins},
-        given: {"mask": torch.randn(ROWS, 1, TIME, TIME, generator=generator)},
+        given: {"mask": torch.randn(ROWS_OF_IDS, 1, TIME, TIME, generator=generator)},
         across: {
-            "memory": torch.randint(WORDS, (ROWS, 11), generator=generator),
+            "memory": torch.randint(WORDS, (ROWS_OF_IDS, 11), generator=generator),
             "padding": torch.arange(11) < torch.tensor([[11], [5]]),
         },
     }
 
 
-def check_attention_that_sees_some_positions(folder: Path) -> None:
-    generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(WORDS, (4, 2, ROWS, TIME), generator=generator)
-    for sees, more in inputs().items():
-        batches = [({"ids": x, **more}, y) for x, y in ids]
-        for plan in (up.Plan(context=2), up.Plan(context=2, zero=3, recompute=True)):
-            same(plan, partial(Seeing, sees), batches, mean, weigh="rows", rate=0.05)
+GENERATOR = torch.Generator().manual_seed(5)
+IDS = torch.randint(WORDS, (4, 2, ROWS_OF_IDS, TIME), generator=GENERATOR)
+PLANS = (up.Plan(context=2), up.Plan(context=2, zero=3, recompute=True))
+SLOW = {"optimizer": partial(sgd, rate=0.05), "weigh": "rows"}
 
 
-def check_hugging_faces_windows_and_packed_texts(folder: Path) -> None:
-    if not sweep.HAVE_TRANSFORMERS:
-        return
-    import transformers
+def row(make: Any, plans: Any, given: Any) -> Row:
+    return Row(make, plans, given=given, loss=mean, sample=None, options=SLOW, compare={"state": True})
 
+
+def of_hugging_face() -> dict[str, Row]:
     sizes = {
         "vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 2,
         "num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -159,25 +155,29 @@ def check_hugging_faces_windows_and_packed_texts(folder: Path) -> None:
         "use_cache": False,  # with a cache one process does not look for texts that are packed
     }  # fmt: skip
 
-    def mistral() -> nn.Module:
-        config = transformers.MistralConfig(**sizes, sliding_window=4)
-        return transformers.MistralForCausalLM(config)
+    def made(name: str, **more: Any) -> nn.Module:
+        import transformers
 
-    def llama() -> nn.Module:
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+        config = getattr(transformers, f"{name}Config")(**sizes, **more)
+        return getattr(transformers, f"{name}ForCausalLM")(config)
 
-    ids = torch.randint(1, WORDS, (4, 2, ROWS, TIME), generator=torch.Generator().manual_seed(5))
+    mistral, llama = partial(made, "Mistral", sliding_window=4), partial(made, "Llama")
+    ids = torch.randint(1, WORDS, (4, 2, ROWS_OF_IDS, TIME), generator=torch.Generator().manual_seed(5))
     padding = (torch.arange(TIME) < torch.tensor([[TIME], [13]])).long()
-    kinds = inputs()
-    for make, more in (
-        (mistral, {}),
-        (mistral, {"attention_mask": padding}),
-        (llama, kinds[packed]),
-        (llama, {"attention_mask": kinds[given]["mask"].masked_fill(~causal(), -1e9)}),
-    ):
-        batches = [({"input_ids": x, **more}, y) for x, y in ids]
-        same(up.Plan(context=2), make, batches, mean, weigh="rows", rate=0.05)
+    masked = KINDS[given]["mask"].masked_fill(~causal(), -1e9)
+    return {
+        name: row(make, PLANS[:1], [({"input_ids": x, **more}, y) for x, y in ids])
+        for name, make, more in (
+            ("a window of Mistral", mistral, {}),
+            ("a window of Mistral, padded", mistral, {"attention_mask": padding}),
+            ("packed texts of Llama", llama, KINDS[packed]),
+            ("a mask of Llama", llama, {"attention_mask": masked}),
+        )
+    }
 
 
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])
+KINDS = inputs()
+TABLE = {
+    sees.__name__: row(partial(Seeing, sees), PLANS, [({"ids": x, **more}, y) for x, y in IDS])
+    for sees, more in KINDS.items()
+} | (of_hugging_face() if sweep.HAVE_TRANSFORMERS else {})

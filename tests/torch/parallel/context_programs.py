@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel.contexts import WIDTH, WORDS, Block, batches, mean
-from parallel.plain_training import adamw, same, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import begun, same
+from parallel.rows import Row
 
 
 class Program(nn.Module):
@@ -155,61 +155,59 @@ def prefixed(model: Program, x: Tensor) -> Tensor:
     return torch.tanh(y)[:, 1:-2] + torch.cat([first, first, x[:, 2:]], 1)
 
 
-def check_programs(folder: Path) -> None:
-    known = (written, gated, detached, looks_around, shapes, written_out, summed)
-    for what in (*known, filled, scattered, turned, repeated, prefixed, slides, remembers):
-        for more in ({}, {"zero": 3, "recompute": True}):
-            print(what.__name__)
-            same(up.Plan(context=2, **more), partial(Program, what), batches(17), mean)
+KNOWN = (
+    written, gated, detached, looks_around, shapes, written_out, summed, filled, scattered, turned, repeated,
+    prefixed, slides, remembers,
+)  # fmt: skip
+PLANS = (up.Plan(context=2), up.Plan(context=2, zero=3, recompute=True))
+IDS = batches(17)
 
 
-def check_losses(folder: Path) -> None:
-    def flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return logits.flatten(0, 1), targets.flatten()
-
-    weight = torch.rand(WORDS, generator=torch.Generator().manual_seed(1))
-
-    def with_targets(logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(*flat(logits, targets), ignore_index=3, label_smoothing=0.1)
-
-    def weighed(logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(logits.transpose(1, 2), targets, weight)
-
-    def shifted(logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(*flat(logits[:, :-1], targets[:, 1:]))
-
-    def soft(logits: Tensor, targets: Tensor) -> Tensor:
-        aims = functional.one_hot(targets, WORDS).float() * 0.9 + 0.1 / WORDS
-        apart = functional.kl_div(logits.log_softmax(-1), aims, reduction="batchmean")
-        return apart + functional.mse_loss(logits, aims) + functional.smooth_l1_loss(logits, aims)
-
-    def by_position(logits: Tensor, targets: Tensor) -> Tensor:
-        each = functional.cross_entropy(*flat(logits, targets), reduction="none").view_as(targets)
-        weights = torch.arange(targets.shape[1]) % 3
-        return (each * weights).sum() / (weights.sum() * len(targets)) + logits[:, -1].logsumexp(-1).mean()
-
-    for loss in (with_targets, weighed, shifted, soft, by_position):
-        print(loss.__name__)
-        same(up.Plan(context=2), partial(Program, gated), batches(17), loss, weigh="rows")
+def flat(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return logits.flatten(0, 1), targets.flatten()
 
 
-def check_features(folder: Path) -> None:
+WEIGHT = torch.rand(WORDS, generator=torch.Generator().manual_seed(1))
+
+
+def soft(logits: Tensor, targets: Tensor) -> Tensor:
+    aims = functional.one_hot(targets, WORDS).float() * 0.9 + 0.1 / WORDS
+    apart = functional.kl_div(logits.log_softmax(-1), aims, reduction="batchmean")
+    return apart + functional.mse_loss(logits, aims) + functional.smooth_l1_loss(logits, aims)
+
+
+def by_position(logits: Tensor, targets: Tensor) -> Tensor:
+    each = functional.cross_entropy(*flat(logits, targets), reduction="none").view_as(targets)
+    weights = torch.arange(targets.shape[1]) % 3
+    return (each * weights).sum() / (weights.sum() * len(targets)) + logits[:, -1].logsumexp(-1).mean()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ignored and smoothed": lambda o, y: functional.cross_entropy(
+        *flat(o, y), ignore_index=3, label_smoothing=0.1
+    ),
+    "weighed": lambda o, y: functional.cross_entropy(o.transpose(1, 2), y, WEIGHT),
+    "shifted": lambda o, y: functional.cross_entropy(*flat(o[:, :-1], y[:, 1:])),
+    "soft": soft,
+    "by position": by_position,
+}
+
+
+class Series(nn.Module):
     """Floating inputs, and a target for each position."""
-    generator = torch.Generator().manual_seed(1)
 
-    class Series(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.block, self.last = nn.Linear(5, WIDTH), Block(3, 3), nn.Linear(WIDTH, 1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(5, WIDTH), Block(3, 3), nn.Linear(WIDTH, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.block(self.first((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.block(self.first((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))))
 
-    given = [
-        (torch.randn(4, 18, 5, generator=generator), torch.randn(4, 18, 1, generator=generator))
-        for _ in range(3)
-    ]
-    same(up.Plan(context=2), Series, given, functional.mse_loss)
+
+GENERATOR = torch.Generator().manual_seed(1)
+SERIES = [
+    (torch.randn(4, 18, 5, generator=GENERATOR), torch.randn(4, 18, 1, generator=GENERATOR)) for _ in range(3)
+]
 
 
 class Remembers(nn.Module):
@@ -226,13 +224,9 @@ def check_an_lstm_in_low_precision(folder: Path) -> None:
     """Its list of parameters changes when they are gathered, which is not another program."""
     found = []
     for parts in (1, 2):
-        torch.manual_seed(0)
         plan = up.Plan(context=2, precision="bf16", micro_batches=parts)
-        given = batches(17)
-        run = up.parallelize(
-            Remembers(), plan, optimizer=adamw, loss=mean, sample=given[0][0][: len(given[0][0]) // parts]
-        )
-        found.append([run.step(batch) for batch in run.shard(given)])
+        run = begun(plan, Remembers, mean, sample=IDS[0][0][: len(IDS[0][0]) // parts])
+        found.append([run.step(batch) for batch in run.shard(IDS)])
     assert max(abs(a - b) for a, b in zip(*found, strict=True)) < 1e-2, found
 
 
@@ -290,19 +284,23 @@ def check_what_a_program_checks_about_values(folder: Path) -> None:
         run.step((torch.zeros_like(given[0][0]), given[0][1]))
 
 
-def check_what_is_refused(folder: Path) -> None:
-    first = batches(16)[0]
-    for what in (
-        lambda model, x: model.norm(x.transpose(1, 2)).transpose(1, 2),  # a mean over positions, and a buffer
-        one_position_is_written,
-        one_position_changes_later,
-    ):
-        with pytest.raises(ValueError, match="context=2 cannot cut"):
-            run = up.parallelize(
-                seeded(partial(Program, what)), up.Plan(context=2), optimizer=adamw, loss=mean
-            )
-            run.step(first)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])
+TABLE = {
+    what.__name__: Row(partial(Program, what), PLANS, given=IDS, loss=mean, sample=None) for what in KNOWN
+} | {
+    f"a loss {name}": Row(
+        partial(Program, gated), PLANS[:1], given=IDS, loss=loss, sample=None, options={"weigh": "rows"}
+    )
+    for name, loss in LOSSES.items()
+} | {
+    "series": Row(Series, PLANS[:1], given=SERIES, loss=functional.mse_loss, sample=None),
+    **{
+        f"refused {number}": Row(
+            partial(Program, what), refused={"context=2 cannot cut": PLANS[:1]}, given=batches(16), loss=mean,
+            sample=None,
+        )
+        for number, what in enumerate((
+            lambda model, x: model.norm(x.mT).mT,  # a mean over positions, and a buffer
+            one_position_is_written, one_position_changes_later,
+        ))
+    },
+}  # fmt: skip

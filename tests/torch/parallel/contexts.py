@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel.plain_training import adamw, same
-from parallel.run_features import in_group
-from unisono.parallel.context import attention
-from unisono.parallel.context.exchange import ContextGroup
-from unisono.parallel.context.layout import PositionSpan
+from inside_parallel import ContextGroup, PositionSpan, attention
+from parallel.models import token_loss as mean
+from parallel.plain_training import begun
+from parallel.rows import Row
 
 WIDTH, WORDS = 16, 32
 
@@ -72,10 +71,6 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, mask)
         return self.norm(x) @ self.words.weight.T
-
-
-def mean(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def batches(time: int, count: int = 3, rows: int = 4) -> list[Any]:
@@ -140,14 +135,6 @@ def of_class(output: Any, targets: Tensor) -> Tensor:
     return functional.cross_entropy(output[0], targets) + output[1].pow(2).mean()
 
 
-def check_the_losses_are_those_of_one_process(folder: Path) -> None:
-    for heads, time in ((3, 16), (4, 384)):  # a ring, and an exchange of heads
-        same(up.Plan(context=2), partial(Decoder, heads, heads), batches(time), mean)
-    same(
-        up.Plan(context=2, zero=3, micro_batches=2, recompute=True), lambda: Decoder(3, 1), batches(19), mean
-    )
-
-
 def check_attention_against_one_process(folder: Path) -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
     ranks = ContextGroup(dist.new_group(), rank, size)
@@ -189,12 +176,6 @@ def check_attention_against_one_process(folder: Path) -> None:
                 torch.testing.assert_close(parts[3].grad, whole[3].grad, msg=says)
 
 
-def refused(says: str, model: nn.Module, batch: Any, loss: Any = mean, **more: Any) -> None:
-    with pytest.raises((ValueError, RuntimeError), match=says):
-        run = up.parallelize(model, up.Plan(context=2), optimizer=adamw, loss=loss, **more)
-        run.step(batch)
-
-
 class Changed(Decoder):
     """A decoder with one more thing at its end."""
 
@@ -204,32 +185,6 @@ class Changed(Decoder):
 
     def forward(self, ids: Tensor) -> Tensor:
         return super().forward(ids) + self.what[0](self.words(ids))
-
-
-def check_refusals(folder: Path) -> None:
-    first = batches(16)[0]
-    refused("compares each position", Changed(lambda x: x.mul_(x[:, :1] * 2).mean(-1, True)), first)
-    for register in ("register_forward_hook", "register_full_backward_hook"):
-        refused('"blocks.0" has a hook', hooked(register), first)
-    refused("hook on a tensor", Changed(lambda x: twice(x).mean(-1, keepdim=True)), first)
-    refused("has 3 positions, and 2 ranks take 4", Decoder(), (first[0][:, :3], first[1][:, :3]))
-    refused("a value for each position", Decoder(), first, lambda logits, _: logits.mean(-1))
-    refused(
-        "can be cut along a sequence",
-        nn.Embedding(8, 4),
-        (torch.arange(4), torch.arange(4)),
-        lambda x, _: x.sum(),
-    )
-    refused(
-        "depends on the values",
-        Decoder(),
-        first,
-        lambda logits, _: logits.mean() * (1 + int(logits.sum() > 0)),
-    )
-    rank = dist.get_rank()
-    refused("different", Decoder(), batches(16, rows=4 + rank)[0])
-    refused("different", Decoder(), batches(16 + 2 * rank)[0])
-    refused("different", Decoder(), batches(16, count=2)[rank])
 
 
 def twice(x: Tensor) -> Tensor:
@@ -243,5 +198,43 @@ def hooked(register: str) -> nn.Module:
     return model
 
 
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])
+PLAN, FIRST = up.Plan(context=2), batches(16)[:1]
+SHORT = [(FIRST[0][0][:, :3], FIRST[0][1][:, :3])]
+
+
+def row(make: Any, says: str, given: Any = FIRST, loss: Any = mean) -> Row:
+    return Row(make, refused={says: [PLAN]}, given=given, loss=loss, sample=None)
+
+
+TABLE = {
+    "a ring": Row(partial(Decoder, 3, 3), [PLAN], given=batches(16), loss=mean, sample=None),
+    "an exchange of heads": Row(partial(Decoder, 4, 4), [PLAN], given=batches(384), loss=mean, sample=None),
+    "sharded and recomputed": Row(
+        lambda: Decoder(3, 1), [up.Plan(context=2, zero=3, micro_batches=2, recompute=True)],
+        given=batches(19), loss=mean, sample=None,
+    ),
+    "compares positions": row(
+        lambda: Changed(lambda x: x.mul_(x[:, :1] * 2).mean(-1, True)), "compares each position"
+    ),
+    "a hook": row(lambda: hooked("register_forward_hook"), '"blocks.0" has a hook'),
+    "a hook of backward": row(lambda: hooked("register_full_backward_hook"), '"blocks.0" has a hook'),
+    "a hook on a tensor": row(lambda: Changed(lambda x: twice(x).mean(-1, True)), "hook on a tensor"),
+    "three positions": row(Decoder, "has 3 positions, and 2 ranks take 4", SHORT),
+    "a loss of no position": row(
+        Decoder, "a value for each position", loss=lambda logits, _: logits.mean(-1)
+    ),
+    "no sequence": row(
+        lambda: nn.Embedding(8, 4), "can be cut along a sequence", [(torch.arange(4), torch.arange(4))],
+        lambda x, _: x.sum(),
+    ),
+    "a loss that depends on values": row(
+        Decoder, "depends on the values", loss=lambda logits, _: logits.mean() * (1 + int(logits.sum() > 0))
+    ),
+}  # fmt: skip
+
+
+def check_ranks_with_different_inputs_are_told(folder: Path) -> None:
+    rank = dist.get_rank()
+    for given in (batches(16, rows=4 + rank)[0], batches(16 + 2 * rank)[0], batches(16, count=2)[rank]):
+        with pytest.raises((ValueError, RuntimeError), match="different"):
+            begun(PLAN, Decoder, mean).step(given)

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 import unisono.parallel as up
 from effort import swept
 from parallel import models
+from parallel.plain_training import local
 from parallel.run_features import in_group, made, whole
-from unisono.parallel.gradients import local
 
 STEPS = 2
 SHARDED, CUT = up.Plan(data=2, zero=3), up.Plan(tensor=2)

@@ -17,7 +17,7 @@ import unisono as un
 import unisono.parallel as up
 from parallel import models
 from parallel.backwards import Failing, Interrupted, own_batch, square_run
-from parallel.run_features import adamw, in_group, made
+from parallel.run_features import adamw, made
 from unisono.parallel import failures, replicated_parameters
 from unisono.torch_internals import c10d
 
@@ -230,7 +230,3 @@ def check_a_loss_under_a_pipeline_calls_collectives_of_its_ranks_only(folder: Pa
     mine.close()
     ours.close()
     dist.all_reduce(one.clone())  # after the step every group may be used
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

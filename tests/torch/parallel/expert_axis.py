@@ -1,6 +1,5 @@
 """Experts that are spread over ranks train as in one process, or are refused by name."""
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import unisono.parallel as up
-from parallel import sweep
+from inside_parallel import spread
+from parallel import plain_training, sweep
 from parallel.expert_models import (
     EXPERTS,
     HUGGING_FACE,
@@ -22,59 +22,35 @@ from parallel.expert_models import (
     Layer,
     Make,
     Stacked,
-    Trained,
-    alone,
     batches,
     half_dropped,
     listed,
     loss,
-    sgd,
     stacked,
     unnamed,
 )
-from parallel.run_features import in_group
-from unisono.parallel.experts import spread
-
-TOLERANCE = 1e-5
-
-
-def under(plan: up.Plan, make: Make, given: Sequence[Any], **more: Any) -> tuple[up.Run, Trained]:
-    """Train by a plan on all ranks; the state is on rank 0."""
-    plan = dataclasses.replace(plan, clip=plan.clip or 1e9)
-    torch.manual_seed(0)
-    run = up.parallelize(make(), plan, optimizer=sgd, loss=more.pop("loss", loss), **more)
-    losses, norms = [], []
-    for batch in run.shard(given):
-        losses.append(run.step(batch))
-        norms.append(run.grad_norm or 0.0)
-    return run, Trained(losses, norms, run.state_dict())
-
-
-def far(found: Trained, wanted: Trained) -> dict[str, float]:
-    """How far two trainings are from each other. Later norms amplify rounding, in one process, too."""
-    kinds = {
-        "losses": max(abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)),
-        "norm": abs(found.norms[0] - wanted.norms[0]) / max(wanted.norms[0], 1.0),
-        "state": 0.0,
-    }
-    if dist.get_rank() == 0:
-        assert set(found.state) == set(wanted.state), set(found.state) ^ set(wanted.state)
-        kinds["state"] = max(
-            ((found.state[name] - value).abs().max() / value.abs().max().clamp(min=1.0)).item()
-            for name, value in wanted.state.items()
-            if value.is_floating_point()
-        )
-    return kinds
+from parallel.plain_training import TOLERANCE, Trained, begun, distance, seeded, sgd
 
 
 def same(plan: up.Plan, make: Make, given: Sequence[Any], **more: Any) -> up.Run:
-    """Assert that a plan trains as one process does."""
-    wanted = alone(make, given, clip=plan.clip or 1e9)
-    run, found = under(plan, make, given, **more)
-    distances = far(found, wanted)
-    print(plan, distances, flush=True)
-    assert max(distances.values()) < TOLERANCE, (plan, distances, found.losses, wanted.losses)
-    return run
+    """In one process a missing gradient is zero."""
+    return plain_training.same(plan, make, given, loss, optimizer=sgd, state=True, filled=True, **more)
+
+
+def under(plan: up.Plan, make: Make, given: Sequence[Any], **more: Any) -> tuple[up.Run, Trained]:
+    run, found = plain_training.under(plan, make, given, more.pop("loss", loss), optimizer=sgd, **more)
+    return run, found._replace(state=run.state_dict())
+
+
+def one_process(make: Make, given: Sequence[Any], **more: Any) -> Trained:
+    return plain_training.alone(make, given, loss, optimizer=sgd, filled=True, **more)
+
+
+def far(found: Trained, wanted: Trained) -> float:
+    """How far two trainings are from each other."""
+    losses = [abs(a - b) for a, b in zip(found.losses, wanted.losses, strict=True)]
+    norm = abs(found.norms[0] - wanted.norms[0]) / max(wanted.norms[0], 1.0)
+    return max(*losses, norm, *(distance(value, wanted.state[name]) for name, value in found.state.items()))
 
 
 def plan(**more: Any) -> up.Plan:
@@ -106,9 +82,9 @@ def check_capacity_counts_the_rows_of_a_rank(folder: Path) -> None:
     given, ranks = batches(3), dist.get_world_size()
     for make in (stacked, listed):
         few = lambda m=make: m(capacity=5)  # noqa: E731
-        wanted = alone(few, given, parts=ranks)  # rows are dropped within a part
-        assert max(far(under(plan(), few, given)[1], wanted).values()) < TOLERANCE
-        assert abs(wanted.losses[-1] - alone(make, given).losses[-1]) > 1e-4, "some rows are dropped"
+        wanted = one_process(few, given, parts=ranks)  # rows are dropped within a part
+        assert far(under(plan(), few, given)[1], wanted) < TOLERANCE
+        assert abs(wanted.losses[-1] - one_process(make, given).losses[-1]) > 1e-4, "some rows are dropped"
 
 
 def check_frozen_parameters(folder: Path) -> None:
@@ -129,18 +105,16 @@ def check_frozen_parameters(folder: Path) -> None:
 
 
 def check_a_checkpoint_goes_on_under_another_plan(folder: Path) -> None:
-    shared: list[Any] = [str(folder)]
-    dist.broadcast_object_list(shared)
     given = batches(6)
     for make in (stacked, listed):
-        wanted = alone(make, given)
+        wanted = one_process(make, given)
         for number, (first, second) in enumerate(
             ((plan(zero=3), plan(expert=1)), (plan(expert=1, zero=1), plan()))
         ):
-            place = Path(shared[0]) / f"{make.__name__} {number}"
+            place = folder / f"{make.__name__} {number}"
             run, before = under(first, make, given[:3])
             run.save(place)
-            other = up.parallelize(make(), second, optimizer=sgd, loss=loss)
+            other = begun(second, make, loss, optimizer=sgd)
             other.load(place)
             after = [other.step(batch) for batch in other.shard(given[3:])]
             worst = max(abs(a - b) for a, b in zip(before.losses + after, wanted.losses, strict=True))
@@ -158,24 +132,13 @@ def check_the_models_own_balance_loss_is_that_of_the_parts(folder: Path) -> None
         model.router_aux_loss_coef = 0.5
         return model
 
-    torch.manual_seed(0)
-    model, optimizer, wanted, whole = balanced(), None, [], []
-    optimizer = sgd(model.parameters())
-    tokens = [inputs for inputs, _ in batches(3)]
-    for inputs in tokens:
-        optimizer.zero_grad()
-        whole.append(model(input_ids=inputs, labels=inputs).loss.item())
-        value = sum(model(input_ids=part, labels=part).loss for part in inputs.chunk(ranks)) / ranks
-        value.backward()
-        optimizer.step()
-        wanted.append(value.item())
-    assert abs(whole[0] - wanted[0]) > 1e-3, "the loss of the whole batch is another one"
+    tokens = [{"input_ids": inputs, "labels": inputs} for inputs, _ in batches(3)]
+    parts, whole = (
+        plain_training.alone(balanced, tokens, None, optimizer=sgd, parts=parts) for parts in (ranks, 1)
+    )
+    assert abs(whole.losses[0] - parts.losses[0]) > 1e-3, "the loss of the whole batch is another one"
     for given in (plan(), plan(zero=3), plan(expert=1)):
-        torch.manual_seed(0)
-        run = up.parallelize(balanced(), given, optimizer=sgd, loss=None)
-        losses = [run.step(batch) for batch in run.shard([{"input_ids": x, "labels": x} for x in tokens])]
-        worst = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
-        assert worst < TOLERANCE, (given, worst)
+        plain_training.same(given, balanced, tokens, None, optimizer=sgd, parts=ranks)
 
 
 def check_low_precision_is_that_of_data_parallelism(folder: Path) -> None:
@@ -183,18 +146,15 @@ def check_low_precision_is_that_of_data_parallelism(folder: Path) -> None:
     for make, zero in itertools.product((stacked, listed), (0, 1, 3)):
         wanted = under(plan(expert=1, zero=zero, precision="bf16"), make, given)[1]
         found = under(plan(zero=zero, precision="bf16"), make, given)[1]
-        assert max(far(found, wanted).values()) < 2e-2, (make, zero, far(found, wanted))
+        assert far(found, wanted) < 2e-2, (make, zero, far(found, wanted))
 
 
 def check_evaluation_prediction_and_a_report(folder: Path) -> None:
     given = batches(2)
     for make in (stacked, listed):
-        torch.manual_seed(0)
-        model = make()
         with torch.no_grad():
-            wanted = model(given[0][0])
-        torch.manual_seed(0)
-        run = up.parallelize(make(), plan(zero=1), optimizer=sgd, loss=loss)
+            wanted = seeded(make)(given[0][0])
+        run = begun(plan(zero=1), make, loss, optimizer=sgd)
         (batch, other) = run.shard(given)
         run.model.eval()
         mine = run.predict(batch[0])
@@ -241,10 +201,9 @@ def check_what_the_user_names(folder: Path) -> None:
 
 
 def refused(make: Make, says: str, error: Any = ValueError, **more: Any) -> None:
-    """All ranks raise, at the latest in the first step."""
-    with pytest.raises(error, match=says) as caught:
-        under(more.pop("plan", plan()), make, batches(1), **more)
-    print(caught.value, flush=True)
+    plain_training.refused(
+        says, more.pop("plan", plan()), make, batches(1), loss, optimizer=sgd, error=error, **more
+    )
 
 
 class Crowd(Expert):
@@ -348,7 +307,7 @@ def check_an_error_on_one_rank_ends_the_run_on_all(folder: Path) -> None:
         (ArithmeticError, "fails") if dist.get_rank() == 1 else (RuntimeError, "rank 1 raised Arith")
     )
     with pytest.raises(error, match=says):
-        run.step(run.shard(batches(1)).__iter__().__next__())
+        run.step(next(iter(run.shard(batches(1)))))
     with pytest.raises(RuntimeError, match="this run cannot be used any more: rank 1 raised ArithmeticError"):
         run.step(batches(1)[0])
 
@@ -384,7 +343,3 @@ def check_own_models_train_as_in_one_process(folder: Path) -> None:
             same(plan(zero=zero, expert=expert), make, given)
             same(plan(zero=zero, expert=expert, micro_batches=2, recompute=True, clip=0.5), make, given)
         same(plan(zero=zero, uneven_use=True), make, given)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

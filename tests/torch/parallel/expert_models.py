@@ -1,8 +1,8 @@
-"""Models with experts, seeded, beside training them in one process. Nothing here knows of ranks."""
+"""Models with experts. Nothing here knows of ranks."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -203,35 +203,3 @@ def batches(steps: int, rows: int = 8, *, halves: bool = False) -> list[tuple[Te
 def loss(output: Any, targets: Tensor) -> Tensor:
     logits = getattr(output, "logits", output)
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-class Trained(NamedTuple):
-    """The losses, the norm of each step's gradients, and the state in the end."""
-
-    losses: list[float]
-    norms: list[float]
-    state: dict[str, Tensor]
-
-
-def alone(make: Make, given: Sequence[Any], *, clip: float = 1e9, parts: int = 1) -> Trained:
-    """Train in one process. A missing gradient is zero. parts: of a batch, whose losses are averaged."""
-    torch.manual_seed(0)
-    model = make()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer, losses, norms = sgd(trained), [], []
-    for inputs, targets in given:
-        for parameter in trained:
-            parameter.grad = torch.zeros_like(parameter)
-        total = 0.0
-        for x, y in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
-            value = loss(model(x), y) * (len(x) / len(inputs))
-            value.backward()
-            total += value.item()
-        norms.append(torch.nn.utils.clip_grad_norm_(trained, clip).item())
-        optimizer.step()
-        losses.append(total)
-    return Trained(losses, norms, model.state_dict())

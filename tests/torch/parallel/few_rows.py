@@ -10,9 +10,8 @@ from torch.utils.data import DataLoader
 
 import unisono.parallel as up
 from parallel import models
-from parallel.plain_training import adamw, seeded
+from parallel.plain_training import begun, seeded
 from parallel.predictions import close
-from parallel.run_features import in_group
 from parallel.weights import counted, padded
 
 PLANS = (
@@ -28,7 +27,7 @@ def check_a_rank_without_rows(folder: Path) -> None:
     batches = [(x[i : i + 3], y[i : i + 3]) for i in (0, 3, 6)]
     pairs = list(zip(x, y, strict=True))
     for plan in PLANS:
-        run = up.parallelize(seeded(models.mlp), plan, optimizer=adamw, loss=loss)
+        run = begun(plan, models.mlp, loss)
         run.model.eval()
         for loader in (batches, DataLoader(pairs, batch_size=3)):
             *_, last = parts = list(run.shard(loader))
@@ -48,12 +47,6 @@ def check_labels_are_weighed(folder: Path) -> None:
     one: Any = tuple(part[3:4] for part in batch)
     wanted = models.token_loss(seeded(models.gpt)(one[0]), one[1]).item()
     for weigh in (counted, "tokens", None):
-        run = up.parallelize(
-            seeded(models.gpt), up.Plan(data=2), optimizer=adamw, loss=models.token_loss, weigh=weigh
-        )
+        run = begun(up.Plan(data=2), models.gpt, models.token_loss, weigh=weigh)
         (mine,) = run.shard([one])
         assert abs(run.evaluate(mine) - wanted) < 1e-5
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -11,16 +11,11 @@ import pytest
 import torch.distributed as dist
 
 import unisono.parallel as up
+from inside_parallel import ForecastCheck, StageStarts, TracedStep, call_of, point_of
+from inside_planner import POINTS, ComputeCalibration, roofline
 from parallel import models
-from parallel.run_features import adamw, in_group, made
+from parallel.run_features import adamw, made
 from unisono.engine.costs.machine import MachineCalibration
-from unisono.parallel.calibration.operators import call_of
-from unisono.parallel.costs.forecast import ForecastCheck
-from unisono.parallel.costs.operator_kinds import point_of
-from unisono.parallel.costs.step_parts import StageStarts
-from unisono.parallel.costs.trace import TracedStep
-from unisono.planner.compute_calibration import ComputeCalibration
-from unisono.planner.operator_costs import POINTS, roofline
 from unisono.torch_internals.fake import OperatorMode
 
 WORK = {
@@ -216,7 +211,3 @@ def check_a_step_as_forecast_is_not_told(folder: Path) -> None:
         losses = [check.step(lambda: 3.0) for _ in range(7)]
     assert losses == [3.0] * 7
     assert check.done
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

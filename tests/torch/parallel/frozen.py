@@ -1,4 +1,4 @@
-"""Parameters that are frozen, thawed, tied or without dimensions; loaders that are cut for ranks already."""
+"""Parameters that are frozen and thawed between steps; loaders that are cut for ranks already."""
 
 from pathlib import Path
 from typing import Any
@@ -6,107 +6,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import unisono.parallel as up
-from parallel import models, sweep
-from parallel.plain_training import adamw, alone, apart, same, seeded, under
-from parallel.run_features import in_group
-
-PLANS = (up.Plan(data=2), up.Plan(data=2, zero=2), up.Plan(tensor=2), up.Plan(pipeline=2))
-
-
-def check_a_fused_layer_stays_frozen(folder: Path) -> None:
-    if not sweep.HAVE_TRANSFORMERS:
-        return
-
-    def make() -> nn.Module:
-        model = models.gpt2()
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("c_attn.weight" not in name)
-            parameter.noted = name
-        return model
-
-    batches = models.text_batches(4, 4)
-    for plan in PLANS:
-        run = same(plan, make, batches, models.token_loss)
-        for name, parameter in run.model.named_parameters():
-            assert parameter.requires_grad == (".c_attn." not in name or name.endswith("bias")), name
-    assert seeded(make).transformer.h[0].attn.c_attn.weight.noted == "transformer.h.0.attn.c_attn.weight"
-
-
-class LoRA(nn.Module):
-    """A layer of GPT-2 that is frozen, with an adapter in low rank."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.inner = inner
-        self.weight, self.bias = inner.weight, inner.bias  # what peft's layers show, too
-        wide, out = inner.weight.shape
-        self.down, self.up = nn.Linear(wide, 2, bias=False), nn.Linear(2, out, bias=False)
-        inner.requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.up(self.down(x))
-
-
-def check_an_adapter_of_a_fused_layer_is_trained(folder: Path) -> None:
-    if not sweep.HAVE_TRANSFORMERS:
-        return
-
-    def make() -> nn.Module:
-        model = models.gpt2().requires_grad_(False)
-        for block in model.transformer.h:
-            block.attn.c_attn = LoRA(block.attn.c_attn)
-        return model
-
-    batches = models.text_batches(4, 4)
-    for plan in (up.Plan(data=2), up.Plan(data=2, zero=1), up.Plan(pipeline=2), up.Plan(tensor=2)):
-        same(plan, make, batches, models.token_loss)
-
-
-def check_a_tied_parameter_may_be_frozen(folder: Path) -> None:
-    def make() -> nn.Module:
-        model = models.gpt(tied=True)
-        model[0].token.weight.requires_grad_(False)
-        return model
-
-    batches = models.text_batches(4, 4)
-    for plan in (*PLANS, up.Plan(pipeline=2, schedule="zbv", micro_batches=2)):
-        same(plan, make, batches, models.token_loss)
-
-
-class Scaled(nn.Module):
-    """A model with a parameter that has no dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.scale = nn.Linear(16, 4), nn.Parameter(torch.tensor(0.7))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) * self.scale
-
-
-def check_a_parameter_without_dimensions(folder: Path) -> None:
-    batches = models.vector_batches(4, 8)
-    for plan in (
-        up.Plan(data=2),
-        up.Plan(data=2, swap="memory"),
-        up.Plan(data=2, compression=up.PowerSGD(rank=2)),
-        up.Plan(data=2, zero=1),
-        up.Plan(data=2, zero=2, micro_batches=2),
-        up.Plan(data=2, zero=3),
-        up.Plan(tensor=2, zero=1),
-    ):
-        same(plan, Scaled, batches, functional.cross_entropy, sample=batches[0][0])
-    exact = alone(Scaled, batches, functional.cross_entropy)
-    for plan in (up.Plan(data=2, precision="bf16"), up.Plan(data=2, zero=2, precision="bf16")):
-        run, low = under(plan, Scaled, batches, functional.cross_entropy)
-        assert max(abs(a - b) for a, b in zip(low.losses, exact.losses, strict=True)) < 5e-2, plan
-        assert apart(run) < 1e-5, plan
+from parallel import models
+from parallel.parameter_table import Scaled
+from parallel.plain_training import adamw, apart, begun, same, seeded
 
 
 def check_a_scalar_is_saved_thawed_and_loaded(folder: Path) -> None:
@@ -119,7 +27,7 @@ def check_a_scalar_is_saved_thawed_and_loaded(folder: Path) -> None:
     loss = functional.cross_entropy
 
     def begin(plan: up.Plan) -> tuple[up.Run, Any]:
-        run = up.parallelize(seeded(make), plan, optimizer=adamw, loss=loss)
+        run = begun(plan, make, loss)
         return run, iter(run.shard([first, second, third]))
 
     found = []
@@ -164,45 +72,33 @@ def check_thawing_in_the_middle_is_refused(folder: Path) -> None:
 def check_freezing_in_the_middle(folder: Path) -> None:
     """The run trains on without them; under swap it says that it cannot."""
     batches = models.vector_batches(4, 8)
-    model = seeded(models.mlp)
-    optimizer, losses = adamw(model.parameters()), []
-    for step, (x, y) in enumerate(batches):
-        model[0].requires_grad_(step < 2)
-        optimizer.zero_grad()
-        value = functional.cross_entropy(model(x), y)
-        value.backward()
-        optimizer.step()
-        losses.append(value.item())
     for plan in (
         up.Plan(data=2), up.Plan(data=2, uneven_use=True), up.Plan(data=2, zero=1), up.Plan(data=2, zero=3),
-        up.Plan(data=2, swap="memory"),
     ):  # fmt: skip
-        run = up.parallelize(seeded(models.mlp), plan, optimizer=adamw, loss=functional.cross_entropy)
-        first, second, third, last = run.shard(batches)
-        found = [run.step(first), run.step(second)]
-        run.model[0].requires_grad_(False)
-        if plan.swap:
-            with pytest.raises(RuntimeError, match=r"'0\.weight' was trained .*up\.parallelize"):
-                run.step(third)
-            continue
-        found += [run.step(third), run.step(last)]
-        assert max(abs(a - b) for a, b in zip(found, losses, strict=True)) < 1e-5
-        assert apart(run) == 0
+        same(plan, models.mlp, batches, functional.cross_entropy, before=frozen_late)
+    run = begun(up.Plan(data=2, swap="memory"), models.mlp)
+    first, second, *_ = run.shard(batches)
+    run.step(first)
+    run.model[0].requires_grad_(False)
+    with pytest.raises(RuntimeError, match=r"'0\.weight' was trained .*up\.parallelize"):
+        run.step(second)
+
+
+def frozen_late(model: Any, step: int) -> None:
+    model[0].requires_grad_(step < 2)
 
 
 def check_a_new_run_trains_what_was_frozen(folder: Path) -> None:
     """A checkpoint of a run with frozen parameters continues in a run without: their moments begin anew."""
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
     batches = models.vector_batches(4, 8)
     model = seeded(models.mlp)
     model[0].requires_grad_(False)
     run = up.parallelize(model, up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy)
     for batch in list(run.shard(batches))[:2]:
         run.step(batch)
-    run.save(Path(names[0]) / "saved")
+    run.save(folder / "saved")
     again = up.parallelize(models.mlp(), up.Plan(data=2), optimizer=adamw, loss=functional.cross_entropy)
-    again.load(Path(names[0]) / "saved")
+    again.load(folder / "saved")
     for batch in list(again.shard(batches))[2:]:
         again.step(batch)
     assert again.optimizer.state[again.model[0].weight]["step"] == 2
@@ -211,7 +107,7 @@ def check_a_new_run_trains_what_was_frozen(folder: Path) -> None:
 
 
 def check_a_sampler_that_cuts_for_ranks_is_refused(folder: Path) -> None:
-    run, _ = under(up.Plan(data=2), models.mlp, models.vector_batches(1, 4), functional.cross_entropy)
+    run = begun(up.Plan(data=2), models.mlp)
     rows = TensorDataset(torch.arange(16.0).view(16, 1))
     sampler = DistributedSampler(rows)
     with pytest.raises(ValueError, match=r"DistributedSampler .*1 of 2 parts.*shuffle=True"):
@@ -225,7 +121,3 @@ def check_a_sampler_that_cuts_for_ranks_is_refused(folder: Path) -> None:
     everyone: list[Any] = [None] * 2
     dist.all_gather_object(everyone, own)
     assert sorted(v for rank in everyone for batch in rank for v in batch) == list(range(16))
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

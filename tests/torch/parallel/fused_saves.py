@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
 from effort import SWEEP
-from parallel.plain_training import adamw, alone, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import alone, begun
 
 WIDTH = 16
 TENSOR, ZERO, DATA = up.Plan(tensor=2), up.Plan(data=2, zero=3), up.Plan(data=2)
@@ -47,13 +45,11 @@ def batches(count: int) -> list[Any]:
 def made(plan: up.Plan) -> up.Run:
     given = batches(1)[0][0]
     plan = dataclasses.replace(plan)
-    return up.parallelize(seeded(Fused), plan, optimizer=adamw, loss=functional.cross_entropy, sample=given)
+    return begun(plan, Fused, sample=given)
 
 
 def check_any_plan_continues_any_other(folder: Path) -> None:
     wanted = alone(Fused, batches(6), functional.cross_entropy).losses
-    shared: list[Any] = [str(folder / "shared")]
-    dist.broadcast_object_list(shared)
     for number, first in enumerate(PLANS):
         run = made(first)
         if first.tensor > 1:
@@ -61,7 +57,7 @@ def check_any_plan_continues_any_other(folder: Path) -> None:
             assert "attn.q.weight" in run.cut.dims, str(run.cut)
         for batch in run.shard(batches(3)):
             run.step(batch)
-        place = Path(shared[0]) / str(number)
+        place = folder / "shared" / str(number)
         run.save(place)
         for second in PLANS if SWEEP else [PLANS[number - 1]]:
             again = made(second)
@@ -70,7 +66,3 @@ def check_any_plan_continues_any_other(folder: Path) -> None:
             far = max(abs(a - b) for a, b in zip(losses, wanted[3:], strict=True))
             print(f"{first} -> {second}: {far:.1e}", flush=True)
             assert far < 1e-5, (first, second, losses, wanted)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

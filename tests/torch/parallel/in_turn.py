@@ -1,14 +1,19 @@
 """One rank of checks of this folder, one after the other: `main(rank, size, folder, module, *names)`.
 
-PyTorch does much when it does something for the first time: here once, not for every check. Each check has a
-process group and a folder of its own. The first that fails ends its rank. `passed<rank>` has those before it.
+A name is that of a function `check_*`, or of a row of the module's table `TABLE` (see rows.py). PyTorch does
+much when it does something for the first time: here once, not for every check. Each check has a process group
+and a folder of its own. The first that fails ends its rank. `passed<rank>` has those before it.
 """
 
+import functools
 import importlib
 from pathlib import Path
 
+from parallel.rows import try_row
+from parallel.run_features import in_group
+
 for _path in sorted(Path(__file__).parent.glob("*.py")):  # before the ranks are forked
-    if "\ndef check_" in _path.read_text():
+    if "\ndef check_" in _path.read_text() or "\nTABLE" in _path.read_text():
         importlib.import_module(f"parallel.{_path.stem}")
 
 
@@ -17,5 +22,8 @@ def main(rank: int, size: int, folder: Path, module: str, *names: str) -> None:
     with (folder / f"passed{rank}").open("w", buffering=1) as passed:
         for name in names:
             (folder / name).mkdir(exist_ok=True)
-            checks.main(rank, size, folder / name, name)
+            print(name, flush=True)
+            row = getattr(checks, "TABLE", {}).get(name)
+            check = functools.partial(try_row, row) if row else getattr(checks, name)
+            in_group(rank, size, folder / name, check)
             print(name, file=passed)

@@ -7,12 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.plain_training import adamw, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import begun, seeded
 
 PLANS = (
     up.Plan(data=2), up.Plan(data=2, zero=1), up.Plan(data=2, zero=3), up.Plan(data=2, micro_batches=2),
@@ -42,12 +40,10 @@ def normed() -> nn.Module:
 
 
 def made(plan: up.Plan, make: Any = normed) -> up.Run:
-    return up.parallelize(seeded(make), plan, optimizer=adamw, loss=functional.cross_entropy)
+    return begun(plan, make)
 
 
 def check_running_statistics_are_averaged(folder: Path) -> None:
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
     batches = models.vector_batches(6, 8)
     alone = seeded(normed)
     alone(batches[0][0])
@@ -65,7 +61,7 @@ def check_running_statistics_are_averaged(folder: Path) -> None:
         for batch in others:
             run.step(batch)
             assert spread_of(run) == 0, plan
-        where = Path(names[0]) / str(PLANS.index(plan))
+        where = folder / str(PLANS.index(plan))
         run.save(where)
         again = made(up.Plan(data=2))
         again.load(where)
@@ -86,14 +82,12 @@ def spread_of(run: up.Run) -> float:
 
 
 def check_what_a_program_changed_between_steps_is_averaged_in_a_checkpoint(folder: Path) -> None:
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
     run = made(up.Plan(data=2))
     (batch,) = run.shard(models.vector_batches(1, 8))
     run.step(batch)
     with torch.no_grad():
         run.model(torch.randn(4, 16) + dist.get_rank())
-    run.save(Path(names[0]) / "saved")
+    run.save(folder / "saved")
     assert spread_of(run) == 0
 
 
@@ -151,7 +145,3 @@ def check_every_stage_keeps_its_own(folder: Path) -> None:
     here = [name for name, p in run.model.named_parameters() if not p.is_meta]
     if any(name.startswith("2.") for name in here):
         torch.testing.assert_close(run.model[2].running_mean, alone[2].running_mean, rtol=1e-5, atol=1e-5)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

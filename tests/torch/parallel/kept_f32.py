@@ -13,11 +13,9 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.accumulations import shared
 from parallel.batch_norms import Residual
 from parallel.expert_models import batches, listed, loss, stacked
-from parallel.plain_training import adamw, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import adamw, begun, seeded
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm)
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -72,7 +70,7 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
         wanted = {parts: [one.step(batch, parts) for batch in given] for parts, one in alone.items()}
         for plan in ({"data": 2}, {"data": 2, "zero": 1 if kept else 3}, {"pipeline": 2}):
             whole = up.Plan(**plan, precision=precision, keep_f32=kept)
-            run = up.parallelize(seeded(images), whole, optimizer=adamw, loss=functional.cross_entropy)
+            run = begun(whole, images)
             run.scaler.scale = min(run.scaler.scale, 2.0**10)  # the first step overflows otherwise
             found = [run.step(batch) for batch in run.shard(given)]
             worst = max(abs(a - b) for a, b in zip(found, wanted[whole.data], strict=True))
@@ -89,12 +87,12 @@ def check_a_kept_module_in_a_kept_one_is_a_part_of_it(folder: Path) -> None:
         found = []
         for kept in (("3",), ("3", "3.fc1", "3.norm*")):
             whole = up.Plan(**plan, precision="bf16", keep_f32=kept)
-            run = up.parallelize(seeded(models.gpt), whole, optimizer=adamw, loss=models.token_loss)
+            run = begun(whole, models.gpt, models.token_loss)
             found.append([run.step(batch) for batch in run.shard(given)])
         assert found[0] == found[1], plan
     for zero in (0, 3):  # BatchNorm is in the block
         plan = up.Plan(data=2, zero=zero, precision="bf16", keep_f32=("3",))
-        run = up.parallelize(seeded(images), plan, optimizer=adamw, loss=functional.cross_entropy)
+        run = begun(plan, images)
         alone = OneProcess(torch.bfloat16, "3", "3.*")
         for batch, mine in zip(
             models.image_batches(2, 8), run.shard(models.image_batches(2, 8)), strict=True
@@ -107,15 +105,15 @@ def check_experts_that_are_spread_are_no_kept_modules(folder: Path) -> None:
     for make, kept, path in ((stacked, "*.experts", "1.experts"), (stacked, "1", "1"), (listed, leaf, leaf)):
         plan = up.Plan(data=2, expert=2, precision="bf16", keep_f32=(kept,))
         with pytest.raises(ValueError, match=f'"{path}" keeps f32 and has experts that expert=2 spreads'):
-            up.parallelize(seeded(make), plan, optimizer=adamw, loss=loss)
+            begun(plan, make, loss)
     with pytest.raises(ValueError, match=r'"1\.experts" is a ModuleList, .* Write "1\.experts\.\*"'):
         plan = up.Plan(data=2, precision="bf16", keep_f32=("1.experts",))
-        up.parallelize(seeded(listed), plan, optimizer=adamw, loss=loss)
+        begun(plan, listed, loss)
     given = batches(2)
     losses = {}
     for expert in (1, 2):
         plan = up.Plan(data=2, expert=expert, zero=1, precision="bf16", keep_f32=("*.gate",))
-        run = up.parallelize(seeded(stacked), plan, optimizer=adamw, loss=loss)
+        run = begun(plan, stacked, loss)
         losses[expert] = [run.step(batch) for batch in run.shard(given)]
     torch.testing.assert_close(losses[1], losses[2], atol=1e-2, rtol=0)
 
@@ -155,13 +153,13 @@ def check_a_kept_module_returns_no_view(folder: Path) -> None:
 
 def check_kept_modules_are_in_a_checkpoint(folder: Path) -> None:
     plan = up.Plan(data=2, zero=3, precision="bf16", keep_f32=("norms",))
-    run = up.parallelize(seeded(images), plan, optimizer=adamw, loss=functional.cross_entropy)
+    run = begun(plan, images)
     first, second = run.shard(models.image_batches(2, 8))
     run.step(first)
-    run.save(shared(folder))
+    run.save(folder)
     wanted = run.step(second)
     again = up.parallelize(images(), plan, optimizer=adamw, loss=functional.cross_entropy)
-    again.load(shared(folder))
+    again.load(folder)
     assert again.step(second) == wanted
 
 
@@ -178,7 +176,3 @@ def check_wrong_use_is_named(folder: Path) -> None:
     with pytest.raises(ValueError, match="Linear that keeps f32 shares a parameter with another module"):
         made(lambda: models.gpt(tied=True), precision="bf16", keep_f32=("5.1",))
     made(keep_f32=("norms",))  # f32 anyway
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 import unisono.parallel as up
 from parallel.plain_training import adamw
-from parallel.run_features import in_group, made
+from parallel.run_features import made
 
 ROWS = 32
 DATA = [(torch.tensor([float(k)]), torch.tensor([float(k)])) for k in range(ROWS)]
@@ -180,7 +180,3 @@ def check_rows_that_ranks_share_are_compared_at_first(folder: Path) -> None:
     run = run_of()
     for _ in range(4):
         run.step((own[0], own[1].float()))
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

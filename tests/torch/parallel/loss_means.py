@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel.run_features import in_group
+from parallel import plain_training
 
 PLANS = (
     up.Plan(data=2),
@@ -92,16 +92,8 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.05)
 
 
-def alone(loss: Any, batches: Any, make: Any = net) -> list[float]:
-    model, losses = make(), []
-    optimizer = sgd(model.parameters())
-    for x, y in batches:
-        optimizer.zero_grad()
-        value = loss(model(x), y)
-        value.backward()
-        optimizer.step()
-        losses.append(value.item())
-    return losses
+def alone(loss: Any, batches: Any) -> list[float]:
+    return plain_training.alone(net, batches, loss, optimizer=sgd).losses
 
 
 def start(plan: up.Plan, loss: Any, batches: Any, **more: Any) -> up.Run:
@@ -289,7 +281,3 @@ def check_shard_compares_its_plain_inputs(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"shard\(Linear\): plain tensors count as replicated"):
         torch.manual_seed(0)
         up.shard(nn.Linear(4, 4), ((1, 1), (2, 1), (2,)))(x)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -12,8 +12,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models, sweep
-from parallel.plain_training import adamw, apart, same, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import adamw, apart, begun, same, seeded
 
 
 class Noted(nn.Module):
@@ -121,8 +120,8 @@ def check_masks_for_whole_values_in_a_cut_region_are_refused(folder: Path) -> No
     pair = {"fc1": "column", "fc2": "row"}
     (batch,) = models.vector_batches(1, 8)
     with pytest.raises(ValueError, match=r'"fc1" .*cannot be cut by column: .*(random|draws)'):
-        up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss, cuts=pair)
-    run = up.parallelize(seeded(Parallel), up.Plan(tensor=2), optimizer=adamw, loss=loss, sample=batch[0])
+        begun(up.Plan(tensor=2), Parallel, loss, cuts=pair)
+    run = begun(up.Plan(tensor=2), Parallel, loss, sample=batch[0])
     assert run.cut.modules.get("fc2") != "row", str(run.cut)
     run.step(batch)
     assert apart(run) == 0
@@ -145,7 +144,3 @@ def check_a_hugging_face_model_with_dropout(folder: Path) -> None:
         losses = [run.step(batch) for batch in run.shard(batches)]
         assert losses[-1] < losses[0]
         assert apart(run) == 0
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

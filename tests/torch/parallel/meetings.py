@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.run_features import in_group, whole
+from parallel.run_features import whole
 
 STEPS, ROWS = 7, 8
 Batches = list[tuple[Tensor, Tensor]]
@@ -148,8 +148,6 @@ def check_buffers_are_averaged(folder: Path) -> None:
 
 
 def check_a_checkpoint_goes_on(folder: Path) -> None:
-    shared = [str(folder)]
-    dist.broadcast_object_list(shared, src=0)
     for number, (name, plan) in enumerate(
         swept(
             [
@@ -165,7 +163,7 @@ def check_a_checkpoint_goes_on(folder: Path) -> None:
         batches = models.CASES[name].batches(
             7, ROWS
         )  # the last one shows what the meeting before it had kept
-        place = Path(shared[0], f"plan{number}")
+        place = Path(folder, f"plan{number}")
         run = run_of(name, plan)
         mine = list(run.shard(batches))
         for batch in mine[:3]:
@@ -250,7 +248,3 @@ def check_an_error_in_one_replica_ends_the_run_of_all(folder: Path) -> None:
     assert "this run cannot be used any more: rank 0 raised" in str(seen.value) or dist.get_rank() == 0
     with pytest.raises(RuntimeError, match="rank 0 raised"):
         run.step(first)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

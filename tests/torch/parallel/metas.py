@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.run_features import adamw, in_group, whole
+from parallel.run_features import adamw, whole
 
 HAVE_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 
@@ -188,7 +188,3 @@ def check_checkpoints_of_either_kind(folder: Path) -> None:
         run.load(folder / "saved")
         again = [run.step(batch) for batch in run.shard(batches[2:])]
         assert max(abs(a - b) for a, b in zip(again, losses, strict=True)) < 1e-5
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -53,6 +53,24 @@ class Block(nn.Module):
         return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
 
 
+class Pair(nn.Module):
+    """Two layers, and what a variant does before them and between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        self.before(x)
+        return self.fc2(self.between(self.fc1(x)))
+
+    def before(self, x: Tensor) -> None:
+        """Nothing."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
 def gpt(tied: bool = False) -> nn.Module:
     head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False))
     model = nn.Sequential(Embed(), *(Block() for _ in range(LAYERS)), head)

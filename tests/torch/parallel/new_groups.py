@@ -7,8 +7,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import unisono.parallel as up
-from parallel.run_features import in_group
-from unisono.parallel.mesh import PlanMesh
+from inside_parallel import PlanMesh
 
 
 def check_meshes_of_a_new_group_are_new(folder: Path) -> None:
@@ -29,7 +28,3 @@ def check_meshes_of_a_new_group_are_new(folder: Path) -> None:
             dist.destroy_process_group()
             store = dist.FileStore(str(folder / "again"), size)
             dist.init_process_group("unisono", store=store, rank=rank, world_size=size)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -1,6 +1,7 @@
 """Optimizers that look beyond one value: the losses of one process, or refused by their names."""
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,9 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel.run_features import in_group, whole
-from unisono.parallel.optimizer_scope import scope_of
+from inside_parallel import scope_of
+from parallel.plain_training import same
+from parallel.run_features import whole
 
 DATA, ZERO, TENSOR = up.Plan(data=2), up.Plan(data=2, zero=3), up.Plan(tensor=2)
 STAGES, SWAP = up.Plan(pipeline=2), up.Plan(swap="memory")
@@ -100,16 +102,7 @@ def batches(*, fused: bool = False) -> list[Any]:
     return [tuple(torch.randn(shape, generator=generator) for shape in shapes) for _ in range(3)]
 
 
-def alone(make: Any, *, fused: bool = False) -> list[float]:
-    model, losses = net(fused=fused), []
-    optimizer = make(list(model.parameters()))
-    for x, y in batches(fused=fused):
-        optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+FUSED, BATCHES = batches(fused=True), batches()
 
 
 def under(plan: up.Plan, make: Any, *, fused: bool = False) -> up.Run:
@@ -118,9 +111,10 @@ def under(plan: up.Plan, make: Any, *, fused: bool = False) -> up.Run:
 
 
 def compare(plan: up.Plan, make: Any, *, fused: bool = False) -> None:
-    run = under(plan, make, fused=fused)
-    found = [run.step(batch) for batch in run.shard(batches(fused=fused))]
-    torch.testing.assert_close(found, alone(make, fused=fused), rtol=1e-4, atol=1e-5, msg=f"{plan} {found}")
+    data = FUSED if fused else BATCHES
+    model = functools.partial(net, fused=fused)
+    far = 1e-4 if plan.pipeline == 1 else 1e-5
+    same(plan, model, data, functional.mse_loss, optimizer=make, sample=data[0][0], tolerance=far)
 
 
 def check_numbers_that_an_optimizer_reads_are_whole(folder: Path) -> None:
@@ -319,7 +313,3 @@ def check_hooks_and_steps_in_place_of_the_class(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         under(STAGES, scheduled).step(batches()[0])
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import unisono.parallel as up
 from parallel.own_loops import BATCHES, LOSS, PLANS, net, sgd
 from parallel.plain_training import seeded
-from parallel.run_features import in_group
 from unisono.errors import Mismatch
 
 
@@ -159,7 +158,3 @@ def check_other_plans_are_refused_by_their_fields(folder: Path) -> None:
 
 
 AXES = ("tensor", "pipeline", "context")
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

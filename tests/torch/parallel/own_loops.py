@@ -11,7 +11,6 @@ from torch.nn import functional
 import unisono.parallel as up
 from parallel import models
 from parallel.plain_training import seeded
-from parallel.run_features import in_group
 
 PLANS = [up.Plan(data=2), up.Plan(data=2, zero=1), up.Plan(data=2, zero=3)]
 TOLERANCE = 2e-6
@@ -393,7 +392,3 @@ def check_loops_train_as_one_process(folder: Path) -> None:
         for plan in PLANS:
             compare(plan, loop)
     compare(up.Plan(data=2, zero=2), wgan_gp)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

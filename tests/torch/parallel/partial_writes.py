@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor
 
 from parallel.outside_steps import DATA, LOW, TENSOR, ZERO1, ZERO3, made, net
 from parallel.plain_training import seeded
-from parallel.run_features import in_group
 
 
 def indexed() -> Iterator[Callable[[Tensor], object]]:
@@ -55,7 +54,3 @@ def check_writes_of_some_values_are_kept_or_refused(folder: Path) -> None:
                 write(weight), write(model[2].weight)
         found = run.state_dict()
         assert cut or not found or torch.equal(found["2.weight"], model[2].weight), plan
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -13,26 +13,18 @@ import unisono.parallel as up
 from parallel import models, sweep
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
-from parallel.plain_training import adamw, seeded
-from parallel.predictions import PLANS, close, trained
-from parallel.run_features import in_group
+from parallel.plain_training import begun, seeded, trained
+from parallel.predictions import PLANS, close
 
 TEXT_PLANS = (
     up.Plan(data=2), up.Plan(data=2, zero=3), up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2),
 )  # fmt: skip
 
 
-def shared(folder: Path) -> Path:
-    """Rank 0's folder."""
-    names: list[Any] = [str(folder / "shared")]
-    dist.broadcast_object_list(names)
-    return Path(names[0])
-
-
 def run_of(plan: up.Plan, make: Any, batches: list[Any], loss: Any) -> up.Run:
     """Trained on batches."""
     sample = batches[0][0] if plan.tensor > 1 or make is Fused else None
-    run = up.parallelize(seeded(make), plan, optimizer=adamw, loss=loss, sample=sample)
+    run = begun(plan, make, loss, sample=sample)
     for batch in run.shard(batches):
         run.step(batch)
     return run
@@ -40,7 +32,7 @@ def run_of(plan: up.Plan, make: Any, batches: list[Any], loss: Any) -> up.Run:
 
 def check_a_plain_copy_has_the_weights(folder: Path) -> None:
     batches, loss = vectors(2), nn.functional.cross_entropy
-    wanted = trained(Fused, batches, loss).state_dict()
+    wanted = trained(Fused, batches, loss)[0].state_dict()
     for plan in (PLANS[1], PLANS[2], PLANS[4]):
         run = run_of(plan, Fused, batches, loss)
         plain = Fused()
@@ -85,7 +77,7 @@ def check_a_folder_that_cannot_be_written(folder: Path) -> None:
     """Rank 0's error is raised on all ranks, and the run goes on."""
     batches = models.vector_batches(1, 4)
     run = run_of(up.Plan(data=2, zero=3), models.mlp, batches, nn.functional.cross_entropy)
-    place = shared(folder)
+    place = folder / "shared"
     if dist.get_rank() == 0:
         place.write_text("no folder")
     dist.barrier()
@@ -98,7 +90,7 @@ def check_an_export_replaces_another(folder: Path) -> None:
     from safetensors.torch import load_file
 
     run = run_of(up.Plan(data=2), models.mlp, models.vector_batches(1, 4), nn.functional.cross_entropy)
-    place = shared(folder)
+    place = folder / "shared"
     for size in (10**9, 2000, 4000, 10**9):
         run.export(place, shard_bytes=size)
         if dist.get_rank() == 0:
@@ -119,7 +111,7 @@ def check_text_is_generated_under_every_plan(folder: Path) -> None:
     batches = models.text_batches(2, 4)
     prompt = batches[0][0][:, :4]
     for make in (models.gpt2, models.llama):
-        alone = trained(make, batches, lambda output, y: models.token_loss(output.logits, y)).eval()
+        alone = trained(make, batches, models.token_loss)[0].eval()
         wanted = alone.generate(prompt, max_new_tokens=8, do_sample=False)
         for plan in TEXT_PLANS:
             run = run_of(plan, make, batches, models.token_loss)
@@ -135,7 +127,7 @@ def check_a_sharded_model_generates_itself(folder: Path) -> None:
         return
     batches = models.text_batches(2, 4)
     prompt = batches[0][0][:, :4]
-    alone = trained(models.llama, batches, lambda output, y: models.token_loss(output.logits, y)).eval()
+    alone = trained(models.llama, batches, models.token_loss)[0].eval()
     wanted = alone.generate(prompt, max_new_tokens=8, do_sample=False)
     for plan in (up.Plan(data=2, zero=1), up.Plan(data=2, zero=3)):
         run = run_of(plan, models.llama, batches, models.token_loss)
@@ -153,7 +145,7 @@ def check_text_without_a_whole_model(folder: Path) -> None:
         return
     batches = models.text_batches(2, 4)
     prompt, first, length = batches[0][0][:, :4], 4, models.TIME
-    alone = trained(models.gpt2, batches, lambda output, y: models.token_loss(output.logits, y)).eval()
+    alone = trained(models.gpt2, batches, models.token_loss)[0].eval()
     wanted = alone.generate(prompt, max_new_tokens=3, do_sample=False)
     for plan in (up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2)):
         run = run_of(plan, models.gpt2, batches, models.token_loss)
@@ -169,7 +161,7 @@ def check_transformers_reads_what_is_saved(folder: Path) -> None:
         return
     import transformers
 
-    place, batches = shared(folder), models.text_batches(2, 4)
+    place, batches = folder / "shared", models.text_batches(2, 4)
     for plan in TEXT_PLANS:
         run = run_of(plan, models.llama, batches, models.token_loss)
         run.save_pretrained(place, shard_bytes=20_000)
@@ -199,11 +191,11 @@ def check_adapters_of_peft(folder: Path) -> None:
         import peft
     except ImportError:
         return
-    place, texts = shared(folder), models.text_batches(3, 4)
+    place, texts = folder / "shared", models.text_batches(3, 4)
     batches = [{"input_ids": x, "labels": x} for x, _ in texts]
     losses = []
     for plan in (up.Plan(), *TEXT_PLANS)[1:]:
-        run = up.parallelize(seeded(lora), plan, optimizer=adamw, loss=None, sample=batches[0])
+        run = begun(plan, lora, None, sample=batches[0])
         losses.append([run.step(batch) for batch in run.shard(batches)])
         assert max(abs(a - b) for a, b in zip(losses[0], losses[-1], strict=True)) < 1e-5, (plan, losses)
         run.save_pretrained(place)
@@ -215,7 +207,3 @@ def check_adapters_of_peft(folder: Path) -> None:
         for name, value in wanted.state_dict().items():
             assert torch.equal(again.state_dict()[name], value) or "lora" not in name, name
         dist.barrier()
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -13,9 +13,9 @@ import unisono.parallel as up
 from parallel import sweep
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
-from parallel.plain_training import adamw, seeded
-from parallel.program_stages import PIPELINE, Skips, batches, loss
-from parallel.run_features import in_group
+from parallel.model_table import PIPELINE
+from parallel.plain_training import adamw, begun, trained
+from parallel.stage_table import Skips, batches, loss
 
 PLANS = (
     up.Plan(data=2, micro_batches=2),
@@ -27,27 +27,16 @@ PLANS = (
 )
 
 
-def trained(make: Any, given: list[Any], cost: Any) -> nn.Module:
-    model = seeded(make)
-    optimizer = adamw(list(model.parameters()))
-    for inputs, targets in given:
-        optimizer.zero_grad()
-        output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
-        cost(output, targets).backward()
-        optimizer.step()
-    return model
-
-
 def close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def check_predictions_are_those_of_one_process(folder: Path) -> None:
     given = batches()
-    model = trained(Skips, given, loss).eval()
+    model = trained(Skips, given, loss)[0].eval()
     wanted = model(**given[0][0])
     for plan in PLANS:
-        run = up.parallelize(seeded(Skips), plan, optimizer=adamw, loss=loss, sample=given[0][0])
+        run = begun(plan, Skips, loss, sample=given[0][0])
         for batch in run.shard(given):
             run.step(batch)
         run.model.eval()
@@ -76,19 +65,17 @@ def check_results_that_cannot_be_joined(folder: Path) -> None:
 
     given = vectors(1)
     for plan in (up.Plan(data=2, micro_batches=2), PIPELINE):
-        run = up.parallelize(seeded(Whole), plan, optimizer=adamw, loss=first, sample=given[0][0])
+        run = begun(plan, Whole, first, sample=given[0][0])
         with pytest.raises(ValueError, match="predict: the model returned tensors of shapes"):
             run.predict(next(iter(run.shard(given)))[0])
         run.step(next(iter(run.shard(given))))
 
 
 def check_weights_are_those_of_one_process(folder: Path) -> None:
-    shared: list[Any] = [str(folder / "shared")]
-    dist.broadcast_object_list(shared)
     for make, given, cost in ((Skips, batches(), loss), (Fused, vectors(3), nn.functional.cross_entropy)):
-        wanted = trained(make, given, cost).state_dict()
+        wanted = trained(make, given, cost)[0].state_dict()
         for number, plan in enumerate(PLANS):
-            run = up.parallelize(seeded(make), plan, optimizer=adamw, loss=cost, sample=given[0][0])
+            run = begun(plan, make, cost, sample=given[0][0])
             for batch in run.shard(given):
                 run.step(batch)
             found = run.state_dict()
@@ -99,7 +86,7 @@ def check_weights_are_those_of_one_process(folder: Path) -> None:
                 make().load_state_dict(found)
             else:
                 assert not found
-            place = Path(shared[0]) / f"{make.__name__}{number}"
+            place = folder / "shared" / f"{make.__name__}{number}"
             run.export(place, shard_bytes=3000)
             if dist.get_rank() == 0:
                 files_have(place, wanted)
@@ -126,21 +113,15 @@ def check_hugging_face_reads_an_export(folder: Path) -> None:
 
     from parallel import models
 
-    shared: list[Any] = [str(folder / "exported")]
-    dist.broadcast_object_list(shared)
     given = models.text_batches(2, 4)
     for plan in (up.Plan(data=2, zero=3), up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2)):
         run = up.parallelize(models.gpt2(), plan, optimizer=adamw, loss=models.token_loss)
         for batch in run.shard(given):
             run.step(batch)
-        run.export(shared[0])
+        run.export(folder / "exported")
         run.model.eval()
         wanted = run.predict(next(iter(run.shard(given)))[0])
-        again = transformers.GPT2LMHeadModel.from_pretrained(shared[0]).eval()
+        again = transformers.GPT2LMHeadModel.from_pretrained(folder / "exported").eval()
         found = again(next(iter(run.shard(given)))[0]).logits
         close(found, wanted)
         dist.barrier()
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -7,62 +7,48 @@ from torch import nn
 
 import unisono.parallel as up
 from effort import swept
-from parallel.plain_training import alone, apart, same, under
-from parallel.program_stages import Shared, Skips, batches, loss, with_aux
-from parallel.run_features import in_group
+from parallel.plain_training import apart, under
+from parallel.rows import Row
+from parallel.stage_table import GIVEN, Shared, Skips, loss, stages, with_aux
 from zoo.own import Nano
 
 
-def check_data_and_zero(folder: Path) -> None:
-    given = batches()
-    ids = [(inputs["ids"], targets) for inputs, targets in given]
-    skips, shared = (Skips, given, with_aux), (Shared, ids, loss)
-    usual = [
-        ({"zero": 1, "schedule": "zb-h1"}, skips),
-        ({"zero": 3, "recompute": True}, shared),
-    ]
-    further = ({}, {"zero": 1}, {"zero": 2}, {"zero": 3})
-    for more, (model, batches_, with_loss) in swept(
-        usual, [(more, case) for more in further for case in (skips, shared)]
-    ):
-        plan = up.Plan(pipeline=2, data=2, micro_batches=2, **more)
-        same(plan, model, batches_, with_loss, sample=batches_[0][0])
+def plans(*more: dict[str, Any], **axis: int) -> list[up.Plan]:
+    return [up.Plan(pipeline=2, **{"micro_batches": 2, **axis, **one}) for one in more]
 
 
-def check_tensor(folder: Path) -> None:
-    given = batches()
-    for more in swept([{}], [{"zero": 1}, {"recompute": True}]):
-        plan = up.Plan(pipeline=2, tensor=2, micro_batches=2, **more)
-        for model in swept([], [Skips]):
-            run = same(plan, model, given, with_aux, sample=given[0][0])
-            assert run.cut.modules["blocks.0.up"] == "column", str(run.cut)
-            assert run.cut.modules["blocks.4.down"] == "row", str(run.cut)
-        ids = [(inputs["ids"], targets) for inputs, targets in given]
-        run = same(plan, Nano, ids, loss, sample=ids[0][0])
-        assert "h.0.attn.c_attn.q.weight" in run.cut.dims, str(run.cut)
+SHARDED = plans({}, {"zero": 1}, {"zero": 2}, {"zero": 3}, data=2)
+TENSOR = plans({}, tensor=2), plans({"zero": 1}, {"recompute": True}, tensor=2)
+FOUR = {"pipeline": 4, "micro_batches": 4}
 
 
-def check_four_stages(folder: Path) -> None:
-    given = batches()
-    for schedule in swept(["zb-h1"], ["1f1b"]):
-        plan = up.Plan(pipeline=4, micro_batches=4, schedule=schedule)
-        same(plan, Skips, given, with_aux, sample=given[0][0])
+def is_cut(run: up.Run) -> bool:
+    return run.cut.modules["blocks.0.up"] == "column" and run.cut.modules["blocks.4.down"] == "row"
 
 
-def check_low_precision(folder: Path) -> None:
-    given = batches()
+def small(output: Any, targets: Any) -> Any:
+    """Without an overflow in fp16, which would skip a step."""
+    return loss(output, targets) * 1e-3
 
-    def small(output: Any, targets: Any) -> Any:  # without an overflow in fp16, which would skip a step
-        return loss(output, targets) * 1e-3
 
-    wanted = alone(Skips, given, small).losses
-    for precision in swept(["bf16"], ["fp16"]):
-        plan = up.Plan(pipeline=2, data=2, micro_batches=2, precision=precision)
-        run, (found, *_) = under(plan, Skips, given, small, sample=given[0][0])
-        assert run.skipped == 0, plan
-        far = max(abs(a - b) / a for a, b in zip(wanted, found, strict=True))
-        print(f"{plan}: {far:.1e}")
-        assert far < 1e-2, (found, wanted)
+TABLE = {
+    "connections and data": Row(
+        Skips, swept(plans({"zero": 1, "schedule": "zb-h1"}, data=2), SHARDED), given=GIVEN, loss=with_aux
+    ),
+    "a shared block and data": stages(Shared, swept(plans({"zero": 3, "recompute": True}, data=2), SHARDED)),
+    "connections and tensor": Row(
+        Skips, swept([], [*TENSOR[0], *TENSOR[1]]), given=GIVEN, loss=with_aux, holds=is_cut
+    ),
+    "heads and tensor": stages(Nano, swept(*TENSOR), cut=["h.0.attn.c_attn.q.weight"]),
+    "four stages": Row(
+        Skips, [up.Plan(**FOUR, schedule=one) for one in swept(["zb-h1"], ["1f1b"])], given=GIVEN,
+        loss=with_aux,
+    ),
+    "low precision": Row(
+        Skips, plans(*({"precision": one} for one in swept(["bf16"], ["fp16"])), data=2), given=GIVEN,
+        loss=small, compare={"tolerance": 2e-4}, holds=lambda run: run.skipped == 0,
+    ),
+}  # fmt: skip
 
 
 class Dropped(Skips):
@@ -73,12 +59,6 @@ class Dropped(Skips):
 
 
 def check_dropout_draws_the_same_for_what_ranks_share(folder: Path) -> None:
-    given = batches()
-    plan = up.Plan(pipeline=2, tensor=2, micro_batches=2)
-    run, _ = under(plan, Dropped, given, loss, sample=given[0][0])
+    run, _ = under(TENSOR[0][0], Dropped, GIVEN, loss, sample=GIVEN[0][0])
     assert "blocks.0.up.weight" in run.cut.dims
     assert apart(run) < 1e-6
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.run_features import Branches, adamw, in_group, made
+from parallel.run_features import Branches, adamw, made
 
 
 def check_mistakes_are_named(folder: Path) -> None:
@@ -91,9 +91,7 @@ def check_a_damaged_checkpoint_is_named(folder: Path) -> None:
     run = made("mlp", up.Plan(data=2, zero=1))
     (batch,) = run.shard(models.vector_batches(1, 8))
     run.step(batch)
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
-    shared = Path(names[0]) / "saved"
+    shared = folder / "saved"
     run.save(shared)
     saved = shared / "step-00000001"
     for file in sorted(saved.iterdir(), reverse=True):  # what holds tensors, then .metadata
@@ -103,10 +101,6 @@ def check_a_damaged_checkpoint_is_named(folder: Path) -> None:
         dist.barrier()
         with pytest.raises(ValueError, match=rf"{saved} cannot be read .*it is damaged"):
             run.load(shared)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])
 
 
 def check_a_parameter_that_the_plan_has_replaced_is_no_constant(folder: Path) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.run_features import adamw, in_group
+from parallel.run_features import adamw
 
 
 def check_calls_that_would_train_nothing_are_refused(folder: Path) -> None:
@@ -43,7 +43,3 @@ def check_an_optimizer_that_cannot_step_parts_is_named(folder: Path) -> None:
         (mine,) = run.shard(models.vector_batches(1, 8))
         with pytest.raises(RuntimeError, match=r"Adafactor cannot step parameters that are cut"):
             run.step(mine)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

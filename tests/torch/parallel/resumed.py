@@ -11,9 +11,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import unisono.parallel as up
+from inside_parallel import RankBatches
 from parallel.plain_training import seeded
-from parallel.run_features import in_group
-from unisono.parallel.batches import RankBatches
 
 
 def net() -> nn.Module:
@@ -55,8 +54,6 @@ class Training:
 
 
 def check_a_load_goes_on_where_the_save_was(folder: Path) -> None:
-    shared: list[Any] = [str(folder / "shared")]
-    dist.broadcast_object_list(shared)
     for number, plan in enumerate((up.Plan(data=2), up.Plan(data=2, zero=2), up.Plan(tensor=2))):
         whole = Training(plan, 3)
         wanted = whole.epoch()
@@ -64,9 +61,9 @@ def check_a_load_goes_on_where_the_save_was(folder: Path) -> None:
         part = Training(plan, 3)
         found = part.epoch()
         found += part.epoch(2)
-        part.run.save(f"{shared[0]}/{number}", also=part.also)
+        part.run.save(f"{folder}/{number}", also=part.also)
         again = Training(plan, 99)  # another seed, another order, other masks
-        again.run.load(f"{shared[0]}/{number}", also=again.also)
+        again.run.load(f"{folder}/{number}", also=again.also)
         found += again.epoch()
         assert [one.get_last_lr() for one in again.schedulers] == [
             one.get_last_lr() for one in whole.schedulers
@@ -74,9 +71,9 @@ def check_a_load_goes_on_where_the_save_was(folder: Path) -> None:
         assert len(found) == len(wanted) == 12
         assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) < 1e-5, (plan, found, wanted)
     with pytest.raises(ValueError, match="has no 'other'; it has first, second, data beside"):
-        again.run.load(f"{shared[0]}/2", also={"other": again.batches})
+        again.run.load(f"{folder}/2", also={"other": again.batches})
     with pytest.raises(TypeError, match="save: 'model' is a Sequential whose state cannot be saved"):
-        again.run.save(f"{shared[0]}/3", also={"model": net()})
+        again.run.save(f"{folder}/3", also={"model": net()})
 
 
 class Noisy(Dataset[Tensor]):
@@ -174,7 +171,3 @@ def check_wrong_lists_of_optimizers_are_named(folder: Path) -> None:
         made(lambda p: [torch.optim.SGD(p, lr=0.1), torch.optim.SGD(p, lr=0.1)])
     with pytest.raises(ValueError, match="returned 2 optimizers, expected one$"):
         made(two, swap="disk")
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

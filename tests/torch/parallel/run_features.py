@@ -19,8 +19,8 @@ from torch.nn import functional
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
 from parallel import models, sweep
+from parallel.plain_training import local
 from unisono.parallel import sharded_parameters
-from unisono.parallel.gradients import local
 from unisono.parallel.step_trace import trace_step
 
 SMALL_MODEL_BYTES = sharded_parameters.SMALL_MODEL_BYTES
@@ -63,26 +63,6 @@ def check_overflow_on_one_rank_skips_the_step_on_all(folder: Path) -> None:
         run.step(models.vector_batches(1, 4)[0])
         assert run.skipped == 1
         assert any(not torch.equal(before[name], value) for name, value in whole(run).items())
-
-
-def check_frozen_parameters_stay(folder: Path) -> None:
-    for plan in (up.Plan(data=2, zero=2), up.Plan(pipeline=2, schedule="zb-h1", micro_batches=2)):
-        model = models.make("mlp")
-        for parameter in model[0].parameters():
-            parameter.requires_grad_(False)
-        kept = model[0].weight.detach().clone()
-        run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy)
-        losses = [run.step(batch) for batch in run.shard(models.vector_batches(5, 8))]
-        if "0.weight" in whole(run):
-            assert torch.equal(whole(run)["0.weight"], kept)
-        alone = models.make("mlp")
-        optimizer = adamw([p for layer in alone[1:] for p in layer.parameters()])
-        for (x, y), loss in zip(models.vector_batches(5, 8), losses, strict=True):
-            optimizer.zero_grad()
-            mine = functional.cross_entropy(alone(x), y)
-            assert abs(mine.item() - loss) < 1e-5
-            mine.backward()
-            optimizer.step()
 
 
 class Branches(nn.Module):
@@ -149,22 +129,6 @@ def check_parameter_groups_by_name(folder: Path) -> None:
     run.step(models.vector_batches(1, 4)[0])
     for name, value in whole(run).items():
         assert torch.equal(value, before[name]) == name.endswith("bias"), name
-
-
-def check_the_norm_is_that_of_one_process(folder: Path) -> None:
-    case = models.CASES["tied"]
-    batch = case.batches(1, 8)[0]
-    model = models.make("tied")
-    case.loss(model(batch[0]), batch[1]).backward()
-    wanted = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9).item()
-    for plan in (
-        up.Plan(data=2, clip=1.0), up.Plan(data=2, zero=3, clip=1.0), up.Plan(tensor=2, zero=1, clip=1.0),
-        up.Plan(pipeline=2, clip=1.0), up.Plan(pipeline=2, schedule="zbv", clip=1.0),
-    ):  # fmt: skip
-        run = made("tied", plan)
-        for part in run.shard([batch]):
-            run.step(part)
-        assert abs(run.grad_norm - wanted) < 1e-5 * wanted, plan
 
 
 def check_accumulation_moves_no_gradients(folder: Path) -> None:
@@ -261,76 +225,6 @@ def check_bytes_received_leave_out_those_sent(folder: Path) -> None:
     assert trace.received(2) == sum(call.nbytes for call in calls if call.operation != "send")
 
 
-def check_several_outputs_and_other_shapes(folder: Path) -> None:
-    """A stage may return a tuple, and shapes may change from batch to batch."""
-
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(16, 16)
-
-        def forward(self, x: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            return torch.tanh(self.layer(x)), (
-                torch.ones(len(x), dtype=torch.int64) if count is None else count + 1
-            )
-
-    class Last(nn.Linear):
-        def forward(self, x: Tensor, count: Tensor) -> Tensor:
-            return super().forward(x) * count.unsqueeze(1)
-
-    class Spread(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            return self[2](*self[1](*self[0](x)))
-
-    def model() -> nn.Sequential:
-        torch.manual_seed(0)
-        return Spread(Two(), Two(), Last(16, 4))
-
-    for schedule in ("1f1b", "zb-h1"):
-        alone, given, plan = model(), model(), up.Plan(pipeline=2, micro_batches=3, schedule=schedule)
-        run = up.parallelize(given, plan, optimizer=adamw, loss=functional.cross_entropy, pieces=[*given])
-        optimizer = adamw(alone.parameters())
-        for rows in (7, 3, 2, 7):
-            x, y = models.vector_batches(1, rows)[0]
-            loss = functional.cross_entropy(alone(x), y)
-            assert abs(run.step((x, y)) - loss.item()) < 1e-5
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-
-def same_steps(run: up.Run, alone: nn.Module) -> None:
-    """A run has the losses of its model alone."""
-    optimizer = adamw(alone.parameters())
-    for x, y in models.vector_batches(3, 6):
-        loss = functional.cross_entropy(alone(x), y)
-        assert abs(run.step((x, y)) - loss.item()) < 1e-5
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def check_in_place_functions_after_a_cut_layer(folder: Path) -> None:
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 4))
-
-    for plan in (up.Plan(tensor=2, zero=3), up.Plan(tensor=2)):
-        alone = model()
-        run = up.parallelize(model(), plan, optimizer=adamw, loss=functional.cross_entropy)
-        same_steps(run, alone)
-
-
-def check_a_stage_may_return_a_view(folder: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Unflatten(1, (4, 4)), nn.Linear(4, 4), nn.Flatten(), nn.Linear(16, 4))
-    alone = nn.Sequential(nn.Unflatten(1, (4, 4)), nn.Linear(4, 4), nn.Flatten(), nn.Linear(16, 4))
-    alone.load_state_dict(model.state_dict())
-    plan = up.Plan(pipeline=2, micro_batches=2, schedule="zbv", cuts=(1, 2, 3))
-    run = up.parallelize(model, plan, optimizer=adamw, loss=functional.cross_entropy)
-    same_steps(run, alone)
-
-
 def check_metrics_and_progress(folder: Path) -> None:
     average, loss = up.Average(), torch.tensor(1.0 + 4 * dist.get_rank(), requires_grad=True)
     average.add("loss", loss * 1, samples=3 - 2 * dist.get_rank())
@@ -380,7 +274,3 @@ def in_group(rank: int, size: int, folder: Path, check: Callable[[Path], None]) 
     )
     check(folder)
     dist.destroy_process_group()
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

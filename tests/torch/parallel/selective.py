@@ -11,10 +11,8 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.plain_training import adamw, same, seeded
-from parallel.run_features import in_group
+from parallel.plain_training import begun, same
 
-HEAP = ("arena", "ordblks", "smblks", "hblks", "hbytes", "usmblks", "fsmblks", "used", "free", "keep")
 KINDS: tuple[Any, ...] = (False, "selective", True)
 PLANS = (
     {"data": 2}, {"data": 2, "zero": 3, "precision": "bf16"}, {"data": 2, "zero": 2, "micro_batches": 2},
@@ -44,7 +42,7 @@ def dropped() -> nn.Module:
 
 
 def losses(make: Any, loss: Any = models.token_loss, batches: Any = None, **plan: Any) -> list[float]:
-    run = up.parallelize(seeded(make), up.Plan(**plan), optimizer=adamw, loss=loss)
+    run = begun(up.Plan(**plan), make, loss)
     return [run.step(batch) for batch in run.shard(batches or models.text_batches(3, 8))]
 
 
@@ -106,7 +104,7 @@ def check_memory_lies_between(folder: Path) -> None:
             seen.append(heap_bytes())  # the activations are there
             return functional.cross_entropy(output, targets)
 
-        run = up.parallelize(seeded(wide), up.Plan(data=2, recompute=kind), optimizer=adamw, loss=loss)
+        run = begun(up.Plan(data=2, recompute=kind), wide, loss)
         (batch,) = run.shard([(x, y)])
         run.step(batch)
         before = heap_bytes()
@@ -115,7 +113,3 @@ def check_memory_lies_between(folder: Path) -> None:
     print("MB of activations: none, selective, full", [round(nbytes / 1e6, 1) for nbytes in held], flush=True)
     none, selective, full = held
     assert full * 1.5 < selective < none / 1.5, held
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -1,10 +1,11 @@
 """Plan(sequence=True): the losses, gradients and parameters of one process, and less memory. On two ranks."""
 
+import dataclasses
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,8 +13,8 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models, sweep
-from parallel.plain_training import adamw, apart, same, same_gradients, under
-from parallel.run_features import in_group
+from parallel.plain_training import apart, begun, refused, same, under
+from parallel.rows import Row
 
 PLAN = up.Plan(tensor=2, sequence=True)
 WIDTH = models.WIDTH
@@ -84,105 +85,113 @@ def moves(run: up.Run, kind: str) -> set[str]:
     return {path for path, here in run.cut.moves.items() for move in here.values() if move.kind == kind}
 
 
-def trained(make: Any, batches: Any, loss: Any = models.token_loss, **more: Any) -> up.Run:
-    """Train under several plans, and compare all gradients with those of one process."""
-    for plan in (
-        PLAN,
-        up.Plan(tensor=2, sequence=True, micro_batches=2),
-        up.Plan(tensor=2, sequence=True, recompute=True, zero=1),
-    ):
-        run = same(plan, make, batches, loss, sample=batches[0][0], **more)
-    same_gradients(PLAN, make, batches[0], loss, sample=batches[0][0], **more)
-    return run
-
-
-def check_a_short_training(folder: Path) -> None:
-    batches = models.text_batches(2, 4)
-    run = same(PLAN, lambda: text(Dropped(0.0)), batches, models.token_loss, sample=batches[0][0], check=True)
-    assert {"1.block.out_proj", "1.block.fc2"} <= moves(run, "scatter"), str(run.cut)
-    assert {"1.block.norm1", "1.block.norm2"} <= moves(run, "gather, sum"), str(run.cut)
-    assert "1.norm.weight" in run.cut.sums
-    vectors = models.vector_batches(2, 4)
-    run = same(PLAN, models.mlp, vectors, functional.cross_entropy, sample=vectors[0][0])  # no positions
-    assert not run.cut.forward_moves()
-
-
-def check_models_of_our_own(folder: Path) -> None:
-    batches = models.text_batches(4, 4)
-    run = trained(models.gpt, batches)
-    assert {"1.out_proj", "1.fc2", "4.fc2"} <= moves(run, "scatter"), str(run.cut)
-    assert {"1.norm1", "1.norm2", "4.norm2"} <= moves(run, "gather, sum"), str(run.cut)
-    assert {"1.norm1.weight", "1.norm2.bias"} <= set(run.cut.sums)
-    trained(functools.partial(models.gpt, tied=True), batches)
-    for batch_first in (True, False):
-        make = functools.partial(Pooled, batch_first=batch_first)
-        run = trained(make, batches, first_target)
-        assert "body.layers.1.linear2" in moves(run, "scatter"), str(run.cut)
-
-
-def check_a_model_of_the_benchmarks(folder: Path) -> None:
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
-    from gpt import GPT
-
-    generator = torch.Generator().manual_seed(1)
-    batches = [(torch.randint(256, (4, 17), generator=generator), torch.zeros(4)) for _ in range(3)]
-    make = functools.partial(GPT, layers=2, width=32, heads=4, context=16)
-    run = trained(make, batches, lambda output, _: output.mean())
-    assert "blocks.1.linear2" in moves(run, "scatter"), str(run.cut)
-
-
-def check_models_of_hugging_face(folder: Path) -> None:
-    if not sweep.HAVE_TRANSFORMERS:
-        return
-    import transformers
-
-    ids = models.text_batches(3, 4)
-    sizes = {
-        "vocab_size": models.VOCABULARY,
-        "hidden_size": WIDTH,
-        "intermediate_size": 48,
-        "pad_token_id": 0,
-    }
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": models.TIME}
-
-    def qwen2() -> Any:
-        return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, num_key_value_heads=2))
-
-    def bert() -> Any:
-        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, **none))
-
-    for make, ends in (
-        (models.gpt2, "transformer.h.0.mlp.c_proj"),
-        (models.llama, "model.layers.1.mlp.down_proj"),
-        (qwen2, "model.layers.1.self_attn.o_proj"),
-        (bert, "bert.encoder.layer.1.output.dense"),
-    ):
-        batches = [({"input_ids": x}, y) for x, y in ids] if make is bert else ids
-        run = trained(make, batches, loss if make is bert else models.token_loss)
-        assert ends in moves(run, "scatter"), str(run.cut)
-
-
 def loss(output: Any, targets: Tensor) -> Tensor:
     return models.token_loss(getattr(output, "logits", output), targets)
 
 
-def check_what_mixes_positions_gets_all_of_them(folder: Path) -> None:
-    batches = models.text_batches(3, 4)
-    for how in ("convolution", "mean", "shift", "length", "flat", "none"):
-        run = same(
-            PLAN,
-            lambda h=how: text(Mixed(h)),
-            batches,
-            models.token_loss,
-            sample=batches[0][0],
-            check=True,
+TEXT, VECTORS = models.text_batches(4, 4), models.vector_batches(2, 4)
+PLANS = (PLAN, dataclasses.replace(PLAN, micro_batches=2), dataclasses.replace(PLAN, recompute=True, zero=1))
+OF_A_BLOCK = {"1.block.out_proj", "1.block.fc2"}
+NORMS = {"1.block.norm1", "1.block.norm2"}
+
+
+def scatters(*paths: str) -> Any:
+    return lambda run: {*paths} <= moves(run, "scatter")
+
+
+def row(make: Any, holds: Any, given: Any = TEXT[:3], loss: Any = models.token_loss) -> Row:
+    """Under several plans, with all gradients beside those of one process."""
+    return Row(make, PLANS, given=given, loss=loss, holds=holds, gradients=True)
+
+
+def cuts_a_block(run: up.Run) -> bool:
+    return (
+        moves(run, "scatter") >= OF_A_BLOCK
+        and moves(run, "gather, sum") >= NORMS
+        and "1.norm.weight" in run.cut.sums
+    )
+
+
+def cuts_gpt(run: up.Run) -> bool:
+    return (
+        {"1.out_proj", "1.fc2", "4.fc2"} <= moves(run, "scatter")
+        and {"1.norm1", "1.norm2", "4.norm2"} <= moves(run, "gather, sum")
+        and {"1.norm1.weight", "1.norm2.bias"} <= set(run.cut.sums)
+    )
+
+
+def benchmark() -> nn.Module:
+    sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+    from gpt import GPT
+
+    return GPT(layers=2, width=32, heads=4, context=16)
+
+
+def mixed(how: str) -> Row:
+    """What mixes positions gets all of them."""
+    gathers = {"convolution": {"1.mix"}, "flat": set(), "none": set()}.get(how, {"1.block"})
+    return Row(
+        lambda: text(Mixed(how)), [PLAN], given=TEXT[:3], loss=models.token_loss, options={"check": True},
+        holds=lambda run: moves(run, "scatter") >= OF_A_BLOCK and moves(run, "gather") == gathers,
+    )  # fmt: skip
+
+
+def hugging_face(kind: str, **more: Any) -> nn.Module:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=models.VOCABULARY, hidden_size=WIDTH, intermediate_size=48, pad_token_id=0,
+        num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=models.TIME, **more,
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}For{'MaskedLM' if kind == 'Bert' else 'CausalLM'}")(config)
+
+
+def qwen2() -> nn.Module:
+    return hugging_face("Qwen2", num_key_value_heads=2)
+
+
+def bert() -> nn.Module:
+    return hugging_face("Bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+TOKENS = torch.randint(256, (3, 4, 17), generator=torch.Generator().manual_seed(1))
+TABLE = {
+    "short": Row(
+        lambda: text(Dropped(0.0)), [PLAN], given=TEXT[:2], loss=models.token_loss, holds=cuts_a_block,
+        options={"check": True},
+    ),
+    "short: no positions": Row(
+        models.mlp, [PLAN], given=VECTORS, holds=lambda run: not run.cut.forward_moves()
+    ),
+    "gpt": row(models.gpt, cuts_gpt, TEXT),
+    "tied gpt": row(functools.partial(models.gpt, tied=True), scatters("4.fc2"), TEXT),
+    **{
+        f"an encoder, batch_first={first}": row(
+            functools.partial(Pooled, batch_first=first), scatters("body.layers.1.linear2"), TEXT,
+            first_target,
         )
-        assert {"1.block.out_proj", "1.block.fc2"} <= moves(run, "scatter"), (how, str(run.cut))
-        gathers = {"convolution": {"1.mix"}, "flat": set(), "none": set()}.get(how, {"1.block"})
-        assert moves(run, "gather") == gathers, (how, str(run.cut))
+        for first in (True, False)
+    },
+    "the GPT of the benchmarks": row(
+        benchmark, scatters("blocks.1.linear2"), [(ids, torch.zeros(4)) for ids in TOKENS],
+        lambda output, _: output.mean(),
+    ),
+    **{f"mixes by {how}": mixed(how) for how in ("convolution", "mean", "shift", "length", "flat", "none")},
+    "a layer that cuts= leaves out": Row(
+        models.gpt, refused={'cuts= does not name "1.fc2"': [PLAN]}, given=TEXT[:2], loss=models.token_loss,
+        sample=None, options={"cuts": {"*.fc1": "column"}},
+    ),
+}  # fmt: skip
+if sweep.HAVE_TRANSFORMERS:
+    TABLE |= {
+        "GPT-2": row(models.gpt2, scatters("transformer.h.0.mlp.c_proj")),
+        "Llama": row(models.llama, scatters("model.layers.1.mlp.down_proj")),
+        "Qwen2": row(qwen2, scatters("model.layers.1.self_attn.o_proj")),
+        "BERT": row(
+            bert, scatters("bert.encoder.layer.1.output.dense"),
+            [({"input_ids": x}, y) for x, y in TEXT[:3]], loss,
+        ),
+    }  # fmt: skip
 
 
 def check_dropout(folder: Path) -> None:
@@ -191,14 +200,8 @@ def check_dropout(folder: Path) -> None:
     seen = {}
     for recompute in (False, True):
         plan = up.Plan(tensor=2, sequence=True, recompute=recompute)
-        run, found = under(
-            plan,
-            lambda: text(Dropped(0.3), Dropped(0.3)),
-            batches,
-            models.token_loss,
-            sample=batches[0][0],
-            check=True,
-        )
+        dropped = lambda: text(Dropped(0.3), Dropped(0.3))  # noqa: E731
+        run, found = under(plan, dropped, batches, models.token_loss, sample=batches[0][0], check=True)
         assert apart(run) < 1e-6
         assert set(run.cut.draws) == {"1.drop", "2.drop"}, run.cut.draws
         seen[recompute] = found.losses
@@ -215,14 +218,8 @@ def check_dropout(folder: Path) -> None:
             return x * noise[-1]
 
     noise: list[Tensor] = []
-    run = up.parallelize(
-        text(models.Block(), Noise(), models.Block()),
-        PLAN,
-        optimizer=adamw,
-        loss=models.token_loss,
-        sample=batches[0][0],
-        check=False,
-    )
+    noisy = lambda: text(models.Block(), Noise(), models.Block())  # noqa: E731
+    run = begun(PLAN, noisy, models.token_loss, sample=batches[0][0], check=False)
     noise.clear()
     run.step(batches[0])
     (mine,) = noise
@@ -236,13 +233,7 @@ def check_what_is_gathered_is_not_kept(folder: Path) -> None:
     """In backward each input of layers is gathered once more, also that of one row."""
     batches = models.text_batches(1, 2)
     for batch in (batches[0], tuple(part[:1] for part in batches[0])):
-        run = up.parallelize(
-            text(models.Block(), models.Block()),
-            PLAN,
-            optimizer=adamw,
-            loss=models.token_loss,
-            sample=batch[0],
-        )
+        run = begun(PLAN, lambda: text(models.Block(), models.Block()), models.token_loss, sample=batch[0])
         run.step(batch, watch=True)
         counts = dict.fromkeys(("1.norm1", "2.norm2", "1.fc2"), 0)
         for call in run.explain():
@@ -265,9 +256,7 @@ def check_low_precision(folder: Path) -> None:
 
 def check_evaluation_and_other_lengths(folder: Path) -> None:
     batches = models.text_batches(2, 4)
-    run = up.parallelize(
-        text(Dropped(0.1)), PLAN, optimizer=adamw, loss=models.token_loss, sample=batches[0][0]
-    )
+    run = begun(PLAN, lambda: text(Dropped(0.1)), models.token_loss, sample=batches[0][0])
     run.step(batches[0])
     run.model.eval()
     mean = run.evaluate(batches[0])
@@ -289,20 +278,5 @@ def check_evaluation_and_other_lengths(folder: Path) -> None:
     same(PLAN, lengths, [*batches, *half], models.token_loss, sample=batches[0][0])
     odd = [(x[:, :7], y[:, :7]) for x, y in batches]
     says = "tensor=2 does not divide 7 positions. Pad the sequences to a multiple of 2"
-    with pytest.raises(ValueError, match=says):
-        under(PLAN, lengths, odd, models.token_loss, sample=odd[0][0])
-    with pytest.raises(ValueError, match=says):
-        under(PLAN, lengths, [batches[0], odd[0]], models.token_loss, sample=batches[0][0])
-
-
-def check_what_is_refused(folder: Path) -> None:
-    batches = models.text_batches(2, 4)
-    with pytest.raises(ValueError, match='cuts= does not name "1.fc2"'):
-        under(PLAN, models.gpt, batches, models.token_loss, cuts={"*.fc1": "column"})
-    vectors = models.vector_batches(2, 4)
-    run = same(PLAN, models.mlp, vectors, functional.cross_entropy, sample=vectors[0][0])  # no positions
-    assert not run.cut.forward_moves()
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])
+    for given in (odd, [batches[0], odd[0]]):
+        refused(says, PLAN, lengths, given, models.token_loss, sample=given[0][0])

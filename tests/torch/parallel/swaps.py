@@ -12,7 +12,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import limited, models
-from parallel.run_features import Branches, adamw, in_group, made, whole
+from parallel.run_features import Branches, adamw, made, whole
 
 
 def trained(name: str, plan: up.Plan, steps: int = 3, **more: Any) -> tuple[list[float], up.Run]:
@@ -98,7 +98,3 @@ def check_four_times_the_memory_allowed(folder: Path) -> None:
     # the second: no room for the stack of a thread
     with pytest.raises((MemoryError, OSError, RuntimeError), match="memory|Resource temporarily unavailable"):
         losses(limited.LAYERS, None, limited.STATE_MB / 4)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

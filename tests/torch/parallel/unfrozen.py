@@ -1,6 +1,5 @@
 """Parameters that are unfrozen and frozen between steps: losses, moments and checkpoints of one process."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,17 @@ from torch import nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from parallel import models
-from parallel.plain_training import apart, seeded
-from parallel.run_features import in_group
+from parallel import models, plain_training
+from parallel.plain_training import apart, begun, seeded
 
 PLANS = (
     up.Plan(data=2), up.Plan(data=2, uneven_use=True), up.Plan(data=2, zero=1), up.Plan(data=2, zero=2),
     up.Plan(data=2, zero=3), up.Plan(tensor=2), up.Plan(pipeline=2, micro_batches=2),
     up.Plan(pipeline=2, micro_batches=2, schedule="zb-h1"),
+)  # fmt: skip
+ON_FOUR = (
+    up.Plan(data=2, tensor=2, zero=2, micro_batches=2), up.Plan(tensor=2, pipeline=2),
+    up.Plan(data=2, pipeline=2, zero=1, micro_batches=2),
 )  # fmt: skip
 FIRST = 2  # the step before which the lower half is unfrozen
 
@@ -39,32 +41,28 @@ def set_trained(model: nn.Module, step: int) -> None:
     model[0].requires_grad_(FIRST <= step < FIRST + 2)
 
 
-def alone(make: Callable[[], nn.Module], batches: list[Any], loss: Any) -> list[float]:
-    model, losses = seeded(make), []
-    optimizer = decaying(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
-    for step, (x, y) in enumerate(batches):
-        set_trained(model, step)
-        optimizer.zero_grad()
-        value = loss(model(x), y)
-        value.backward()
-        optimizer.step()
-        scheduler.step()
-        losses.append(value.item())
-    return losses
+def shrinking(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+
+
+def alone(make: Any, batches: list[Any], loss: Any) -> list[float]:
+    more: Any = {"optimizer": decaying, "before": set_trained, "schedule": shrinking}
+    return plain_training.alone(make, batches, loss, **more).losses
 
 
 def under(plan: up.Plan, make: Any, loss: Any, sample: Any = None) -> up.Run:
-    model = seeded(make)
-    set_trained(model, 0)
-    given = sample if plan.tensor > 1 else None
-    return up.parallelize(model, plan, optimizer=decaying, loss=loss, sample=given)
+    def prepared() -> nn.Module:
+        model = make()
+        set_trained(model, 0)
+        return model
+
+    return begun(plan, prepared, loss, optimizer=decaying, sample=sample if plan.tensor > 1 else None)
 
 
 def losses_of(run: up.Run, batches: list[Any], first: int = 0) -> list[float]:
     """Train on batches, the first of which is number `first`."""
     found = []
-    scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, 0.7)
+    scheduler = shrinking(run.optimizer)
     for step, batch in enumerate(run.shard(batches), first):
         set_trained(run.model, step)
         found.append(run.step(batch))
@@ -92,11 +90,13 @@ def same(plan: up.Plan, make: Any, loss: Any, batches: list[Any], wanted: list[f
 
 def check_losses_are_those_of_one_process(folder: Path) -> None:
     text, vectors = models.text_batches(5, 4), models.vector_batches(6, 8)
-    for make, batches, loss, plans in (
+    on_two = (
         (models.mlp, vectors, functional.cross_entropy, PLANS),
         (models.gpt, text, models.token_loss, (up.Plan(tensor=2), up.Plan(tensor=2, zero=1))),
         (lambda: models.gpt(tied=True), text, models.token_loss, (up.Plan(pipeline=2),)),
-    ):
+    )
+    on_four = ((models.gpt, text, models.token_loss, ON_FOUR),)
+    for make, batches, loss, plans in on_two if dist.get_world_size() == 2 else on_four:
         wanted = alone(make, batches, loss)
         for plan in plans:
             same(plan, make, loss, batches, wanted)
@@ -117,12 +117,10 @@ def check_low_precision(folder: Path) -> None:
 
 def check_a_checkpoint_goes_on(folder: Path) -> None:
     """Of a run that has unfrozen; and one of before, which a run loads that trains more."""
-    names: list[Any] = [str(folder)]
-    dist.broadcast_object_list(names)
     batches, loss = models.vector_batches(6, 8), functional.cross_entropy
     for number, plan in enumerate((up.Plan(data=2, zero=2), up.Plan(pipeline=2, micro_batches=2))):
         for stop in (1, 4):
-            place = Path(names[0]) / f"{number}-{stop}"
+            place = folder / f"{number}-{stop}"
             run = under(plan, models.mlp, loss)
             for step, batch in enumerate(run.shard(batches)):
                 set_trained(run.model, step)
@@ -203,7 +201,3 @@ def check_what_cannot_be_followed(folder: Path) -> None:
     run.model[0].bias.requires_grad_(True)
     with pytest.raises(ValueError, match=r"not this rank's.*run\.parameters"):
         run.step(first)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

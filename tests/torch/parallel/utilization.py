@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.run_features import adamw, in_group, made
+from parallel.run_features import adamw, made
 
 
 def check_model_flops_utilization(folder: Path) -> None:
@@ -62,7 +62,3 @@ def check_progress_of_a_model_with_its_own_loss(folder: Path) -> None:
     batches = [{"ids": ids, "labels": ids}] * 4
     list(up.Progress(run, every=2, out=out, peak=1e9).steps(run.shard(batches)))
     assert out.getvalue().count("tokens/s  MFU") == (2 if dist.get_rank() == 0 else 0)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])

@@ -4,7 +4,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,8 +11,8 @@ from torch.nn import functional
 import unisono.parallel as up
 from effort import swept
 from parallel import models
-from parallel.plain_training import adamw, same, seeded, under
-from parallel.run_features import in_group
+from parallel.plain_training import begun, refused, seeded
+from parallel.rows import Row
 
 PLANS = (
     up.Plan(data=2), up.Plan(data=2, micro_batches=2), up.Plan(data=2, zero=2, micro_batches=2),
@@ -35,72 +34,57 @@ def counted(targets: Tensor) -> Tensor:
     return (targets != -100).sum()
 
 
-def check_labels_that_count_are_weighed(folder: Path) -> None:
-    for plan in PLANS:
-        same(plan, models.gpt, padded(), models.token_loss, weigh=counted)
+ONE = up.Plan(data=2)
+PADDED = padded()
+ODD = [(tokens[1:], labels[1:]) for tokens, labels in PADDED]  # ranks with four and three rows, in four parts
+EVEN = [(x, torch.cat([y[:, :-1], torch.full_like(y[:, :1], -100)], 1)) for x, y in models.text_batches(4, 8)]
 
 
-def check_ranks_with_few_rows_are_weighed(folder: Path) -> None:
-    """Seven rows of two ranks in four parts: one rank has four rows, the other three."""
-    odd = [(tokens[1:], labels[1:]) for tokens, labels in padded()]
-    for zero in (0, 2):
-        same(up.Plan(data=2, zero=zero, micro_batches=4), models.gpt, odd, models.token_loss, weigh=counted)
+def of_rows(logits: Tensor, targets: Tensor) -> Tensor:
+    lost = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    return (lost.sum(1) / (targets != -100).sum(1).clamp(min=1)).mean()
+
+
+class Ignoring(functools.partial[Tensor]):
+    ignore_index = 0
+
+
+def row(trains: Any, given: Any = PADDED, loss: Any = models.token_loss, **more: Any) -> Row:
+    refused = more.pop("refused", {})
+    return Row(models.gpt, trains, refused, given, loss, sample=None, options=more)
+
+
+UNEVEN = r"-100.*weigh=\"tokens\".*weigh=lambda targets: .*weigh=\"rows\""
+WRONG: dict[str, Any] = {
+    r"weigh returned a tensor of shape": lambda targets: targets,
+    "weigh returned -1.0": lambda targets: -1.0,
+    "weigh returned '3'": lambda targets: "3",
+    "no label of this batch counts": lambda targets: 0,
+    "weigh is a int": 3,
+}
+TABLE = {
+    "labels that count": row(PLANS, weigh=counted),
+    "ranks with few rows": row(
+        [up.Plan(data=2, zero=zero, micro_batches=4) for zero in (0, 2)], ODD, weigh=counted
+    ),
+    "even labels": row(swept(PLANS[1::2], PLANS[::2]), EVEN),
+    "means over rows": row([up.Plan(data=2, micro_batches=3)], loss=of_rows, weigh="rows"),
+    "uneven labels": row((), refused={UNEVEN: PLANS}),
+    "labels of another number": row(
+        (), padded(0), Ignoring(models.token_loss), refused={r"ignored labels \(0\)": [ONE]}
+    ),
+    **{says: row((), refused={says: [ONE]}, weigh=weigh) for says, weigh in WRONG.items()},
+}  # fmt: skip
 
 
 def check_an_evaluation_is_weighed(folder: Path) -> None:
-    (batch,) = padded()[:1]
-    wanted = models.token_loss(seeded(models.gpt)(batch[0]), batch[1]).item()
-    run = up.parallelize(
-        seeded(models.gpt), up.Plan(data=2), optimizer=adamw, loss=models.token_loss, weigh=counted
-    )
-    (mine,) = run.shard([batch])
+    wanted = models.token_loss(seeded(models.gpt)(PADDED[0][0]), PADDED[0][1]).item()
+    run = begun(ONE, models.gpt, models.token_loss, weigh=counted)
+    (mine,) = run.shard(PADDED[:1])
     assert abs(run.evaluate(mine) - wanted) < 1e-5
 
 
-def check_uneven_labels_without_a_weight_are_refused(folder: Path) -> None:
-    says = r"-100.*weigh=\"tokens\".*weigh=lambda targets: .*weigh=\"rows\""
-    for plan in PLANS:
-        with pytest.raises(ValueError, match=says):
-            under(plan, models.gpt, padded(), models.token_loss)
-    loss: Any = functools.partial(models.token_loss)
-    loss.ignore_index = 0
-    with pytest.raises(ValueError, match=r"ignored labels \(0\)"):
-        under(up.Plan(data=2), models.gpt, padded(0), loss)
-    flat = nn.Sequential(nn.Linear(16, 4))
-    x = torch.randn(8, 16)
-    y = torch.tensor([0, 1, 2, 3, 0, 1, 2, 9])
-    run = up.parallelize(flat, up.Plan(data=2), optimizer=adamw, loss=nn.CrossEntropyLoss(ignore_index=9))
-    (batch,) = run.shard([(x, y)])
-    with pytest.raises(ValueError, match=r"ignored labels \(9\)"):
-        run.step(batch)
-
-
-def check_even_labels_and_means_over_rows_need_no_weight(folder: Path) -> None:
-    even = [
-        (x, torch.cat([y[:, :-1], torch.full_like(y[:, :1], -100)], 1)) for x, y in models.text_batches(4, 8)
-    ]
-    for plan in swept(PLANS[1::2], PLANS[::2]):
-        same(plan, models.gpt, even, models.token_loss)
-
-    def of_rows(logits: Tensor, targets: Tensor) -> Tensor:
-        lost = functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-        return (lost.sum(1) / (targets != -100).sum(1).clamp(min=1)).mean()
-
-    same(up.Plan(data=2, micro_batches=3), models.gpt, padded(), of_rows, weigh="rows")
-
-
-def check_wrong_weights_are_named(folder: Path) -> None:
-    for weigh, says in (
-        (lambda targets: targets, r"weigh returned a tensor of shape"),
-        (lambda targets: -1.0, "weigh returned -1.0"),
-        (lambda targets: "3", "weigh returned '3'"),
-        (lambda targets: 0, "no label of this batch counts"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=says):
-            under(up.Plan(data=2), models.gpt, padded(), models.token_loss, weigh=weigh)
-    with pytest.raises(TypeError, match="weigh is a int"):
-        under(up.Plan(data=2), models.gpt, padded(), models.token_loss, weigh=3)
-
-
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])
+def check_uneven_labels_of_rows_are_refused(folder: Path) -> None:
+    batch = torch.randn(8, 16), torch.tensor([0, 1, 2, 3, 0, 1, 2, 9])
+    loss = nn.CrossEntropyLoss(ignore_index=9)
+    refused(r"ignored labels \(9\)", ONE, lambda: nn.Sequential(nn.Linear(16, 4)), [batch], loss)

@@ -31,11 +31,11 @@ if __name__ == "__main__":
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 import unisono.parallel as up
+from inside_parallel import TYPES
 from parallel.plain_training import apart
-from unisono.parallel.graph.containers import mapped
-from unisono.parallel.sharded_parameters import TYPES
 from zoo import animals
 from zoo.cells import Cell
 from zoo.census_plans import GPU_PLANS, PLANS, fitted
@@ -63,7 +63,7 @@ def made(animal: animals.Animal) -> torch.nn.Module:
 
 def on(device: torch.device, given: Any) -> Any:
     """Tensors of a batch, on a device."""
-    return mapped(given, lambda tensor: tensor.to(device), Tensor)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), given)
 
 
 def alone(animal: animals.Animal, low: str = "") -> Curve:

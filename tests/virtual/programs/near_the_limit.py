@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "torch"))
 import unisono.parallel as up
 from planned_models import KINDS, LARGE, adamw, with_stages
-from unisono.parallel.graph.containers import mapped
 from unisono.parallel.planning.candidates import plans
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.memory_account import SPARE
@@ -60,7 +60,9 @@ def task_of(name: str, rows: int) -> TrainingTask:
     torch.manual_seed(0)
     with HOST:
         few, model = animal.batch(torch.Generator().manual_seed(1)), animal.make()
-    many = mapped(few, lambda t: t.repeat(-(-rows // len(t)), *[1] * (t.dim() - 1))[:rows])
+    many = tree_map_only(
+        torch.Tensor, lambda t: t.repeat(-(-rows // len(t)), *[1] * (t.dim() - 1))[:rows], few
+    )
     return TrainingTask(model.cuda(), many, BATCH, adamw, animal.loss)
 
 
@@ -129,12 +131,14 @@ def train(name: str, plan: up.Plan, pool: int) -> tuple[str, float]:
     del task  # a run replaces parameters
     rows = max(1, BATCH // plan.data // plan.micro_batches)
     empty = any(value.is_meta for value in model.parameters())
-    micro = None if empty and plan.cuts else mapped(sample[0], lambda tensor: tensor[:rows].cuda())
+    micro = None
+    if not (empty and plan.cuts):
+        micro = tree_map_only(torch.Tensor, lambda tensor: tensor[:rows].cuda(), sample[0])
     limit(pool if empty else None)  # a model with values is whole before it is shared
     error = ""
     try:
         run = up.parallelize(model, plan, optimizer=adamw, loss=loss, seed=0 if empty else None, sample=micro)
-        given = mapped(sample, lambda tensor: tensor.cuda())
+        given = tree_map_only(torch.Tensor, torch.Tensor.cuda, sample)
         del model, micro
         if not empty:
             limit(pool)

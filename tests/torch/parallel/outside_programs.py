@@ -1,4 +1,4 @@
-"""What a recording of a program must not lose: hooks of a layer that is cut, gradients of what is written."""
+"""What a program depends on outside its recording: numbers, modules, hooks, decisions. On two ranks."""
 
 import itertools
 from pathlib import Path
@@ -6,85 +6,19 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import SWEEP
 from parallel import models
-from parallel.models import scale_by_name
-from parallel.plain_training import same
-from parallel.run_features import in_group
-from parallel.wild import DATA, LOSS, PIPELINE, TENSOR, Mlp, rows
+from parallel.call_table import CONTEXT, POSITIONS, of_positions
+from parallel.model_table import PIPELINE, TENSOR
+from parallel.models import Pair, scale_by_name
+from parallel.plain_training import begun
 from unisono.parallel import program_state
-
-
-class PreHooked(Mlp):
-    """A layer that is cut gets what a hook has made of its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 16)
-        self.a.register_forward_pre_hook(lambda _, args: (args[0] * 0.7,))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.first(x))
-
-
-class Scan(Mlp):
-    """What it writes into a new tensor goes on, with the gradient of what was written."""
-
-    def between(self, x: Tensor) -> Tensor:
-        rows = torch.linalg.solve_triangular(torch.eye(32), x.unsqueeze(-1), upper=False).squeeze(-1)
-        found = torch.zeros_like(rows)
-        for part in range(2):
-            found[:, 16 * part : 16 * part + 16] = torch.tanh(rows[:, 16 * part : 16 * part + 16])
-        return found
-
-
-class Cross(nn.Module):
-    """Keys and values of another sequence, with a mask that may be None."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
-        self.norm = nn.LayerNorm(16)
-
-    def forward(self, x: Tensor, mask: Tensor | None, other: Tensor) -> Tensor:
-        q, k, v = (
-            layer(given).unflatten(-1, (4, 4)).transpose(1, 2)
-            for layer, given in ((self.q, self.norm(x)), (self.k, other), (self.v, other))
-        )
-        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return x + self.o(found.transpose(1, 2).flatten(2))
-
-
-class Skips(Mlp):
-    """It leaves out a mask that hides nothing, which a recording cannot know."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.given, self.other, self.norm = nn.Linear(16, 16), nn.Linear(16, 16), nn.LayerNorm(16)
-        self.layers = nn.ModuleList(Cross() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, other = self.given(x)[:, None], self.norm(self.other(torch.stack([x, -x, 2 * x], 1)))
-        mask: Any = torch.ones(len(x), 1, 1, 3, dtype=torch.bool, device=x.device)
-        real = not (isinstance(x, FakeTensor) or x.is_meta)
-        for layer in self.layers:
-            h = layer(h, None if real else mask, other)
-        return super().forward(h[:, 0]) * other.square().mean((1, 2))[:, None]
-
-
-def check_a_mask_that_is_left_out(folder: Path) -> None:
-    for plan in (TENSOR, DATA):
-        same(plan, Skips, rows(), LOSS, sample=rows()[0][0])
-
-
-def check_hooks_and_writes_in_a_recorded_program(folder: Path) -> None:
-    for make, plan in ((PreHooked, TENSOR), (PreHooked, PIPELINE), (Scan, TENSOR), (Scan, PIPELINE)):
-        same(plan, make, rows(), LOSS, sample=rows()[0][0])
 
 
 class Text(nn.Module):
@@ -111,21 +45,15 @@ def check_the_programs_of_many_lengths_are_bounded(folder: Path) -> None:
         made.extend([len(cache)] * fresh)
 
     program_state.ProgramCache.__setitem__ = counted  # type: ignore[method-assign]
-    for plan in (up.Plan(tensor=2), up.Plan(pipeline=2), up.Plan(context=2)):
+    for plan in AXES:
         sample = torch.zeros(2, 8, dtype=torch.long)
-        run = up.parallelize(
-            Text(),
-            plan,
-            optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-            loss=models.token_loss,
-            sample=sample,
-        )
-        begun = len(made)
+        run = begun(plan, Text, models.token_loss, optimizer=plain_sgd, sample=sample)
+        first = len(made)
         for length, proofs in ((10, 1), (12, 2), (14, 3), (10, 3), (16, 4), (10, 4), (12, 5), (16, 5)):
             tokens = torch.arange(2 * length).view(2, length) % 32
             run.step((tokens, tokens))
-            assert len(made) - begun == proofs, (plan, length, made[begun:])
-        assert max(made[begun:]) == 3
+            assert len(made) - first == proofs, (plan, length, made[first:])
+        assert max(made[first:]) == 3
     program_state.ProgramCache.__setitem__ = setitem  # type: ignore[method-assign]
 
 
@@ -205,36 +133,39 @@ READ: tuple[Any, ...] = (
     lambda model, v: model.places.update(here=SimpleNamespace(scale=v)),
     lambda model, v: setattr(model, "act", torch.sigmoid if v != 1 else functional.relu),
 )
-AXES = (up.Plan(tensor=2), up.Plan(pipeline=2), up.Plan(context=2))
+AGAIN = 10  # more than program_state.COUNTS, after which a number is a counter
+AXES = (TENSOR, up.Plan(pipeline=2), CONTEXT)
 
 
-def of_texts(output: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+TEXTS = torch.arange(32).view(4, 8) * 7 % 32
 
 
-def texts() -> Tensor:
-    return torch.arange(32).view(4, 8) * 7 % 32
+def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def unchanged() -> nn.Module:
+    model = Reads()
+    for change in READ:
+        change(model, 1.0)
+    return model
 
 
 def check_what_a_model_reads_outside_it_is_followed(folder: Path) -> None:
-    def losses(plan: up.Plan) -> list[float]:
-        torch.manual_seed(0)
-        model, sample = Reads(), texts()
-        for change in READ:
-            change(model, 1.0)
-        run = up.parallelize(
-            model, plan, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=of_texts, sample=sample
-        )
+    """Each source under one axis, in the sweep under all; and one number that changes again and again."""
+
+    def losses(plan: up.Plan, sources: Any) -> list[float]:
         found = []
-        for number in range(len(READ) + 11):  # the last ones change one number again and again
-            READ[max(0, number - 11)](run.model, 0.9 - 0.02 * number)
-            (batch,) = run.shard([(sample, sample)])
-            found.append(run.step(batch))
+        run = begun(plan, unchanged, of_positions, optimizer=plain_sgd, sample=TEXTS)
+        for number, change in enumerate([READ[0]] * AGAIN + [*sources]):
+            change(run.model, 0.9 - 0.02 * number)
+            found += [run.step(batch) for batch in run.shard([(TEXTS, TEXTS)])]
         return found
 
-    wanted = losses(up.Plan(data=2))
-    for plan in AXES:
-        torch.testing.assert_close(losses(plan), wanted, rtol=1e-4, atol=1e-5, msg=str(plan))
+    for place, plan in enumerate(AXES):
+        sources = READ if SWEEP else READ[place :: len(AXES)]
+        wanted = losses(up.Plan(data=2), sources)
+        torch.testing.assert_close(losses(plan, sources), wanted, rtol=1e-4, atol=1e-5, msg=str(plan))
 
 
 class Counts(Text):
@@ -253,16 +184,89 @@ class Counts(Text):
 
 def check_counters_end_new_recordings(folder: Path) -> None:
     for plan in AXES:
-        run = up.parallelize(
-            Counts(), plan, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=of_texts, sample=texts()
-        )
+        run = begun(plan, Counts, of_positions, optimizer=plain_sgd, sample=TEXTS)
         calls = []
         for _ in range(14):
-            run.step((texts(), texts()))
+            run.step((TEXTS, TEXTS))
             calls.append(CALLS["all"])
         runs = [after - before for before, after in itertools.pairwise(calls[-3:])]
         assert max(runs) <= 1, (plan, calls)  # a step runs the model, and records nothing
 
 
-def main(rank: int, size: int, folder: Path, name: str) -> None:
-    in_group(rank, size, folder, globals()[name])
+def check_a_module_called_by_itself(folder: Path) -> None:
+    batch = models.vector_batches(1, 8)[0]
+    run = begun(TENSOR, Pair, sample=batch[0])
+    with pytest.raises(RuntimeError, match='"fc1" was called by itself, outside the model'):
+        run.model.fc1(torch.ones(2, 16))
+    run.step(batch)
+    assert run.model(torch.ones(2, 16)).shape == (2, 4)
+
+
+# ---- what changes after parallelize ----
+
+
+def late_hook(model: Any) -> None:
+    model.fc1.register_forward_hook(lambda _, args, output: output.softmax(-1))
+
+
+def late_module(model: Any) -> None:
+    model.fc2 = nn.Linear(32, 4)
+
+
+def late_forward(model: Any) -> None:
+    model.fc1.forward = lambda x: x.repeat(1, 2)
+
+
+def check_what_changes_after_parallelize(folder: Path) -> None:
+    (batch,) = POSITIONS
+    looks = list[int]()
+    for plan in (TENSOR, PIPELINE, CONTEXT):
+        for change, says in (
+            (late_module, '"fc2" is another module than parallelize got'),
+            (late_forward, '"fc1" has another forward than parallelize got'),
+            (late_hook, 'a hook of "fc1", registered since|"fc1" has a hook since parallelize'),
+            (lambda model: model.fc1.register_forward_hook(lambda *_: looks.append(1)), '"fc1" has a hook'),
+            (lambda model: model.register_forward_hook(lambda *_: None), '"Pair" has a hook since'),
+        ):
+            run = begun(plan, Pair, of_positions, sample=batch[0])
+            change(run.model)
+            (mine,) = run.shard([batch])
+            only_looks = plan is TENSOR and " a hook" in says and "registered" not in says
+            if only_looks or (plan is PIPELINE and '"fc1" has a hook' in says):  # a stage calls the module
+                run.step(mine)
+                continue
+            with pytest.raises((ValueError, RuntimeError), match=says):
+                run.step(mine)
+    assert looks
+
+
+SOFT = False
+
+
+class Outside(Pair):
+    """Whether features meet is decided outside the module."""
+
+    soft = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def between(self, x: Tensor) -> Tensor:
+        self.steps += self.training
+        return x.softmax(-1) if SOFT or self.soft or self.steps > 10 else torch.tanh(x)
+
+
+def check_what_decides_outside_a_module(folder: Path) -> None:
+    global SOFT
+    for place in ("class", "global", "counter"):
+        batch = models.vector_batches(1, 8)[0]
+        run = begun(TENSOR, Outside, sample=batch[0])
+        run.step(batch)
+        if place == "class":
+            Outside.soft = True
+        SOFT = place == "global"
+        with pytest.raises(ValueError, match="runs another program of Outside than the sample"):
+            for _ in range(12 if place == "counter" else 1):
+                run.step(batch)
+        Outside.soft = SOFT = False
