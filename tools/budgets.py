@@ -66,10 +66,10 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_850,
+    ("src/unisono/parallel",): 35_350,
     ("src/unisono/planner",): 5_800,
-    ("src", "csrc"): 109_850,
-    ("tests",): 76_300,
+    ("src", "csrc"): 109_550,
+    ("tests",): 76_150,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
