@@ -17,19 +17,19 @@ def run(forks: suite.Forks, folder: Path, module: str, size: int, *arguments: st
 
 
 def test_plans_begin_as_one_process(forks: suite.Forks, tmp_path: Path) -> None:
-    run(forks, tmp_path, "metas", 2, "check_two_ranks_begin_as_one_process")
+    run(forks, tmp_path, "in_turn", 2, "metas", "check_two_ranks_begin_as_one_process")
 
 
 @pytest.mark.slow
 @pytest.mark.sweep
 def test_plans_of_four_begin_as_one_process(forks: suite.Forks, tmp_path: Path) -> None:
-    run(forks, tmp_path, "metas", 4, "check_four_ranks_begin_as_one_process")
+    run(forks, tmp_path, "in_turn", 4, "metas", "check_four_ranks_begin_as_one_process")
 
 
 @pytest.mark.slow
 @pytest.mark.sweep
 def test_checkpoints(forks: suite.Forks, tmp_path: Path) -> None:
-    run(forks, tmp_path, "metas", 2, "check_checkpoints_of_either_kind")
+    run(forks, tmp_path, "in_turn", 2, "metas", "check_checkpoints_of_either_kind")
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode
 from .probe import PrivateName, find, need
 
 __all__ = [
-    "NAMES", "READ", "OperatorMode", "arguments_of", "fake_mode", "is_about_data", "is_fake", "memory_of",
-    "number_read", "without_values",
+    "NAMES", "READ", "OperatorMode", "address_of", "arguments_of", "fake_mode", "is_about_data", "is_fake",
+    "memory_of", "number_read", "without_values",
 ]  # fmt: skip
 
 READ = 0.5  # what is read of floats: NAdam divides by 1 less what it reads
@@ -133,7 +133,12 @@ def number_read(op: Any, args: Any, number: float = READ) -> float | None:
 def memory_of(tensor: Tensor) -> tuple[Any, int]:
     """The storage of a tensor, and a number that is equal for tensors that share it."""
     storage: Any = tensor.untyped_storage()
-    return storage, storage._cdata
+    return storage, address_of(storage)
+
+
+def address_of(storage: Any) -> int:
+    """A number of a storage, which no other one has while it lives."""
+    return storage._cdata  # type: ignore[no-any-return]
 
 
 def is_about_data(error: BaseException) -> bool:

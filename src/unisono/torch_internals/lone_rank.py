@@ -15,22 +15,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .c10d import NAMES as C10D
+from . import c10d, process_group_requests
 from .probe import PrivateName, need
 
 __all__ = ["NAMES", "lone_rank"]
 
-WITHOUT = "up.plan cannot run"
 NAMES = {
-    "make": PrivateName(
-        "torch.distributed.distributed_c10d:_new_process_group_helper",
-        purpose="make a default group that PyTorch's world does not know yet",
-        without=WITHOUT,
-    ),
     "store": PrivateName(
         "torch.testing._internal.distributed.fake_pg:FakeStore",
         purpose="run collectives that send nothing",
-        without=WITHOUT,
+        without="up.plan cannot run",
     ),
 }
 GROUPS = 1 << 20
@@ -51,14 +45,16 @@ def lone_rank(rank: int, ranks: int) -> Iterator[None]:
 
     What a collective fills stays as it was. Groups that are made here end here.
     """
-    state, first, before = need(C10D["state"]), next(_jobs) * GROUPS, (_here.group, _here.count)
+    state, first, before = need(c10d.NAMES["state"]), next(_jobs) * GROUPS, (_here.group, _here.count)
     if not hasattr(state, "knows_lone_ranks"):
         state.__class__ = _with_lone_ranks(type(state))
     others = dist.GroupMember.NON_GROUP_MEMBER  # PyTorch notes the ranks of groups without this rank there
     outside = state.pg_group_ranks.get(others)
     try:
         store, options = need(NAMES["store"])(), {"timeout": timedelta(minutes=1)}
-        _here.group, _ = need(NAMES["make"])(ranks, rank, [], "fake", store, str(first), **options)
+        _here.group, _ = need(process_group_requests.MAKING)(
+            ranks, rank, [], "fake", store, str(first), **options
+        )
         _here.count = first + 1
         state.pg_group_ranks[_here.group] = {each: each for each in range(ranks)}
         yield

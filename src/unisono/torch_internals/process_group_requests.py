@@ -17,8 +17,9 @@ from .probe import PrivateName, find, optional
 
 MAKING = PrivateName(
     "torch.distributed.distributed_c10d:_new_process_group_helper",
-    purpose="see which backends a group on virtual GPUs has, and its device_id",
-    without="a group of several backends, cpu:gloo,cuda:nccl, takes the tensors of one device only",
+    purpose="see which backends a group on virtual GPUs has, and its device_id; make the group of a dry run",
+    without="a group of several backends, cpu:gloo,cuda:nccl, takes the tensors of one device only; "
+    "up.plan cannot run",
 )
 REGISTERED = PrivateName(
     "torch.distributed.distributed_c10d:Backend._ensure_backend_registered",

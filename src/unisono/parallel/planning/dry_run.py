@@ -430,7 +430,7 @@ class _DryStep:
         elif self._replicas:
             with self._running(), watch.labelled("buffers"):
                 made = self._shard(units)
-            made.compression = self._compression(plan)
+                made.compression = self._compression(plan)
         else:
             with _explained():  # its meshes have values
                 made = self._shard(units)

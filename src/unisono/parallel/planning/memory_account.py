@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from unisono.parallel.graph.containers import tensors_in
 from unisono.torch_internals import autograd
 from unisono.torch_internals.dtensor import finding_shapes_within
-from unisono.torch_internals.fake import OperatorMode, memory_of, number_read
+from unisono.torch_internals.fake import OperatorMode, address_of, memory_of, number_read
 
 __all__ = [
     "CAUSES",
@@ -486,11 +486,12 @@ class StorageWatch(OperatorMode):
         own, plain = vars(kind).get("resize_"), kind.resize_
 
         def resize(storage: Any, nbytes: int) -> Any:
-            charge = self._charges.get(storage._cdata)
+            number = address_of(storage)
+            charge = self._charges.get(number)
             found = plain(storage, nbytes)
             if charge is not None:
                 self.account.release(charge)
-                self._charges[storage._cdata] = self.account.charge(nbytes, charge.cause, self._stream())
+                self._charges[number] = self.account.charge(nbytes, charge.cause, self._stream())
             return found
 
         kind.resize_ = resize
