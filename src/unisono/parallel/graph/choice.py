@@ -353,7 +353,7 @@ class Choice:
             value = self.graph.values[number]
             if value.kind == "parameter" and len(value.shape) > 1 and name not in cut.dims:
                 reasons = [(held[index], index.why) for index in roots(self.rules.dims[number]) if index.why]
-                reasons.sort(key=lambda pair: (pair[1] in GENERAL, pair[0]))
+                reasons.sort(key=lambda pair: (pair[1] in GENERAL, *pair))  # ties are the same in every run
                 found[name] = reasons[0][1] if reasons else "nothing uses it"
         return list(found.items())
 
