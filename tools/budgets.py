@@ -68,7 +68,7 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_350,
     ("src/unisono/planner",): 5_800,
-    ("src", "csrc"): 109_600,
+    ("src", "csrc"): 109_610,
     ("tests",): 76_180,
 }
 
