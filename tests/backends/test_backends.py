@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ import lane
 import unisono as un
 from effort import HANG_S, judge_time
 from loops import each
+from python_runs import ran
 from unisono.commands.doctor import trial
 from unisono.engine import backends
 from unisono.engine.backends.driver import CompletedRequest, LibraryCall, LibraryDriver, LibraryRequest
@@ -302,19 +302,16 @@ def test_the_page_says_what_two_ranks_do(name: str) -> None:
     assert lane.differences(name) == []
 
 
-@needs_torch
-def test_two_ranks_over_gloo() -> None:
-    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(HERE / "two_ranks.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+@pytest.mark.torch
+def test_two_ranks_over_gloo(forks: Any, tmp_path: Path) -> None:
+    forks.run_program(tmp_path, 2, HERE / "two_ranks.py")
 
 
 @needs_torch
 def test_conformance_over_gloo() -> None:
     rooms = [str(HERE.parent / room) for room in ("support", "conformance", "backends")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([*rooms, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "unisono", "run", "-n", "3", str(HERE / "program.py"), "gloo", "quick"]
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    environ = {"PYTHONPATH": os.pathsep.join([*rooms, os.environ.get("PYTHONPATH", "")])}
+    ended = ran("-m", "unisono", "run", "-n", "3", HERE / "program.py", "gloo", "quick", **environ)
     _, found, told = ended.stdout.partition("REPORT ")
     assert found, ended.stdout + ended.stderr
     report = json.loads(told.partition("\n")[0])

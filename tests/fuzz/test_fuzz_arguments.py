@@ -1,7 +1,5 @@
 """A part of the fuzzer of arguments; all of it with the long tests, or by command, see arguments.py."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import ranks
 import unisono as un
 from effort import LONG, cases
 from loops import each
+from python_runs import ran
 
 PROGRAM = Path(__file__).with_name("arguments.py")
 RUNS = cases(
@@ -26,8 +25,7 @@ RUNS = cases(
 @pytest.mark.timeout(6000 if LONG else 600)
 @pytest.mark.parametrize("arguments", RUNS, ids=" ".join)
 def test_no_argument_crashes_or_raises_something_foreign(arguments: tuple[str, ...]) -> None:
-    command = [sys.executable, str(PROGRAM), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = ran(PROGRAM, *arguments)
     assert done.returncode == 0, f"{done.stdout[-6000:]}{done.stderr[-2000:]}"
 
 

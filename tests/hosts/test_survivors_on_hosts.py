@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,6 @@ pytestmark = pytest.mark.hosts
 
 PROGRAM = str(Path(__file__).with_name("hosts_survivor_program.py"))
 Ranks = list["subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def net() -> Iterator[hosts.Network]:
-    with hosts.hosts(2) as network:
-        yield network
 
 
 def run(net: hosts.Network, per_host: int, strike: Callable[[Ranks], object]) -> list[dict[str, Any]]:

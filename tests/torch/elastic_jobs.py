@@ -129,7 +129,20 @@ def steps(launcher: Launcher, name: str, ranks: int, *more: str, flags: tuple[st
     found = launcher.run(CASES, "--elastic", f"1:{ranks}", *flags, args=(name, str(ranks), *more))
     output = found.stdout + found.stderr
     assert found.returncode == 0, output
-    lines = [line.partition("] ")[2] for line in output.splitlines() if '"step"' in line]
+    return told_in(output)
+
+
+def steps_of_forks(
+    forks: suite.Forks, folder: Path, name: str, *more: str, dead: int = 0, **plan: Any
+) -> Any:
+    """The same of two ranks that no launcher replaces; `dead`: of them."""
+    folder.mkdir()
+    environ = {"PLAN": json.dumps(plan)}
+    return told_in(forks.run_program(folder, 2, CASES, name, "2", *more, dead=dead, **environ))
+
+
+def told_in(output: str) -> list[Any]:
+    lines = [line[line.index("{") :] for line in output.splitlines() if '"step"' in line]
     told: dict[int, Any] = {}
     for one in map(json.loads, lines):
         assert told.setdefault(one["step"], one) == one, output

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import suite
-from elastic_jobs import JOB, check_truth, elastic_launching, run_job, steps
+from elastic_jobs import JOB, check_truth, elastic_launching, run_job, steps_of_forks
 from launching import Launcher
 
 
@@ -107,8 +107,8 @@ def test_shards_that_died_with_their_copies_end_a_run_without_checkpoint(
 
 
 @pytest.mark.sweep
-def test_steps_are_made_again_as_they_were_begun(launcher: Launcher) -> None:
-    launcher.environ["PLAN"] = json.dumps({"zero": 2, "copy_every": 3})
-    told, output = steps(launcher, "evaluating", 2)
-    assert told == steps(launcher, "evaluating", 2, "calm")[0], output
+def test_steps_are_made_again_as_they_were_begun(forks: suite.Forks, tmp_path: Path) -> None:
+    plan = {"zero": 2, "copy_every": 3}
+    told, output = steps_of_forks(forks, tmp_path / "lost", "evaluating", **plan)
+    assert told == steps_of_forks(forks, tmp_path / "calm", "evaluating", "calm", **plan)[0], output
     assert len(told) == 12

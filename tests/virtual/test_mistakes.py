@@ -3,12 +3,10 @@
 import functools
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from effort import HANG_S
 from loops import each
+from python_runs import ran
 
 HERE = Path(__file__).resolve().parent
 _spec = importlib.util.spec_from_file_location("mistakes", HERE / "mistakes.py")
@@ -21,8 +19,7 @@ _spec.loader.exec_module(mistakes)
 @functools.cache
 def seen() -> dict[str, list[str]]:
     """Run them all, once."""
-    command = [sys.executable, str(HERE / "mistakes.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    done = ran(HERE / "mistakes.py")
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert done.returncode == 0, done.stderr[-3000:]
     return {name: rest for name, *rest in rows}

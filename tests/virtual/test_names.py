@@ -3,14 +3,12 @@
 import functools
 import importlib.metadata
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from effort import HANG_S
+from python_runs import fine
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "reference" / "virtual-gpus-names.md"
@@ -19,9 +17,7 @@ PAGE = HERE.parents[1] / "docs" / "reference" / "virtual-gpus-names.md"
 @functools.cache
 def tried() -> dict[str, Any]:
     """Call every name, once for all tests."""
-    command = [sys.executable, str(HERE / "names.py"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(fine(HERE / "names.py", "--json"))
     return found
 
 

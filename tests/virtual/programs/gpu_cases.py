@@ -236,9 +236,5 @@ def forks_after_use() -> None:
     os.wait()
 
 
-def enables_too_late() -> None:
-    virtual.enable(2)
-
-
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
