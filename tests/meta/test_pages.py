@@ -54,7 +54,7 @@ def test_python_blocks_about_pytorch_run(forks: Any, tmp_path: Path, part: int) 
     """Likewise. The ranks are forks of one Python that has imported PyTorch."""
     shown = with_python(True)[part::PARTS]
     words = (str(tmp_path), *map(str, shown))
-    printed = forks.run_program(tmp_path, RANKS, PROGRAM, *words, ports=1 + len(shown), **LIMIT)
+    printed = "".join(forks.run_program(tmp_path, RANKS, PROGRAM, *words, ports=1 + len(shown), **LIMIT))
     for page in shown:
         assert printed.count(f"{page.name}: ran") == RANKS
 

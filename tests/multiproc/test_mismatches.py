@@ -266,8 +266,8 @@ def test_all_ranks_show_the_lines_of_all() -> None:
 @pytest.mark.torch
 def test_line_of_a_call_through_torch_is_the_users(forks: Any, tmp_path: Path) -> None:
     program = PROGRAMS / "brings_another_size_to_torch.py"
-    printed = forks.run_program(tmp_path, 2, program, MEETING=f"file://{tmp_path}/meeting")
-    assert printed.count(_at(program, "here")) == 2 * 2, printed
+    for printed in forks.run_program(tmp_path, 2, program, MEETING=f"file://{tmp_path}/meeting"):
+        assert printed.count(_at(program, "here")) == 2, printed
 
 
 def test_a_rank_that_is_elsewhere_does_not_hold_up_the_others() -> None:

@@ -89,6 +89,17 @@ def run_job(launcher: Launcher, *args: str, flags: tuple[str, ...] = ()) -> Job:
     return Job(folder, found.stdout + found.stderr)
 
 
+def run_forks(forks: suite.Forks, folder: Path, *args: str, left: int, plan: Any, **environ: Any) -> Job:
+    """The same of ranks that no launcher replaces, of which `left` end well."""
+    place, ranks = folder / "job", folder / "ranks"
+    place.mkdir()
+    ranks.mkdir()
+    size = int(args[0])
+    environ |= {"PLAN": json.dumps({**plan})}
+    printed = forks.run_program(ranks, size, JOB, str(place), *args, dead=size - left, **environ)
+    return Job(place, "".join(printed))
+
+
 def check_truth(forks: suite.Forks, job: Job, *, tolerance: float | None = None, **plan: Any) -> None:
     """After each change losses and states equal those of a run begun with its ranks, on one host.
 
@@ -138,7 +149,7 @@ def steps_of_forks(
     """The same of two ranks that no launcher replaces; `dead`: of them."""
     folder.mkdir()
     environ = {"PLAN": json.dumps(plan)}
-    return told_in(forks.run_program(folder, 2, CASES, name, "2", *more, dead=dead, **environ))
+    return told_in("".join(forks.run_program(folder, 2, CASES, name, "2", *more, dead=dead, **environ)))
 
 
 def told_in(output: str) -> list[Any]:

@@ -48,8 +48,8 @@ class Forks:
         ports: int = 1,
         dead: int = 0,
         **environ: Any,
-    ) -> str:
-        """Run a program as a launcher runs its ranks; what all of them printed.
+    ) -> list[str]:
+        """Run a program as a launcher runs its ranks; what each of them printed.
 
         Fails unless all of them end well but `dead` ones. ports: from MASTER_PORT on.
         """
@@ -58,7 +58,7 @@ class Forks:
             words = [str(program), *arguments]
             codes, printed = self._server.run(folder, size, words=words, environ=environ)
         assert sum(map(bool, codes)) == dead, f"ended with {codes}\n" + "\n".join(printed)
-        return "".join(printed)
+        return printed
 
     def losses(self, folder: Path, size: int, *jobs: dict[str, Any]) -> list[list[float]]:
         """The losses of each job of parallel/saves.py; their checkpoints are beside `folder`."""

@@ -11,7 +11,7 @@ import pytest
 
 import suite
 import unisono.parallel as up
-from elastic_jobs import check_truth, elastic_launching, run_job, steps, steps_of_forks
+from elastic_jobs import check_truth, elastic_launching, run_forks, run_job, steps, steps_of_forks
 from launching import Launcher
 
 
@@ -28,7 +28,8 @@ class Case(NamedTuple):
         args: ranks, steps (0: until it has changed), faults.
         sizes: before and after each change.
         plan: of the job. truth: what a run from there has of it.
-        says: what the job prints. first: what it says of the first change.
+        says: what the job prints.
+        first: what it says of the first change; no launcher has a part in it.
         undone: see `Job.check_samples`.
     """
 
@@ -88,7 +89,10 @@ SWEPT = {
 def test_a_job_goes_on_as_one_begun_with_its_ranks(launcher: Launcher, forks: suite.Forks, name: str) -> None:
     case = (USUAL | SWEPT)[name]
     launcher.environ |= {**case.environ} | ({"PLAN": json.dumps({**case.plan})} if case.plan else {})
-    job = run_job(launcher, *case.args, flags=case.flags)
+    if case.first:
+        job = run_forks(forks, launcher.folder, *case.args, left=case.sizes[-1][1], plan=case.plan)
+    else:
+        job = run_job(launcher, *case.args, flags=case.flags)
     changes = job.changes()
     assert [(one["before"], one["size"]) for one in changes] == case.sizes, job.output
     assert case.says in job.output

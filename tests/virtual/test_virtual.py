@@ -20,7 +20,7 @@ from unisono.torch import cuda
 
 PROGRAMS = Path(__file__).parent / "programs"
 CASES, LIKE_A_GPU = PROGRAMS / "gpu_cases.py", PROGRAMS / "like_a_gpu.py"
-SHRINKS = PROGRAMS / "shrinks_with_gpus.py"
+SHRINKS, FUZZ = PROGRAMS / "shrinks_with_gpus.py", PROGRAMS.with_name("fuzz.py")
 WAYS_TO_SHRINK = (
     "basic", "first", "unbound", "several", "aborted", "options", "subgroup", "repeated", "validated",
 )  # fmt: skip
@@ -31,27 +31,28 @@ def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("machine", "program", "words", "says"),
+    ("machine", "ranks", "program", "words", "says"),
     [
-        (4, CASES, ["each_rank_has_a_gpu"], "refused"),
-        (2, CASES, ["both_devices", "cpu:gloo,cuda:nccl"], ""),
-        (2, CASES, ["both_devices", "unisono"], ""),
-        (2, CASES, ["over_gloo"], ""),
-        (1, CASES, ["over_gloo"], ""),  # two ranks on one GPU
-        (4, CASES, ["lists_as_one"], "refused"),
-        (1, CASES, ["books"], ""),
-        (1, CASES, ["ctc"], ""),
-        (1, CASES, ["histogram"], ""),
-        (2, CASES, ["swapped"], ""),
-        (1, PROGRAMS / "determinism.py", [], ""),
-        (1, LIKE_A_GPU, [], "like a GPU"),
-        *((gpus, SHRINKS, [way], "fine") for gpus in cases([4], long=[2]) for way in WAYS_TO_SHRINK),
+        (4, 4, CASES, ["each_rank_has_a_gpu"], "refused"),
+        (2, 2, CASES, ["both_devices", "cpu:gloo,cuda:nccl"], ""),
+        (2, 2, CASES, ["both_devices", "unisono"], ""),
+        (2, 2, CASES, ["over_gloo"], ""),
+        (1, 2, CASES, ["over_gloo"], ""),
+        (4, 4, CASES, ["lists_as_one"], "refused"),
+        (1, 1, CASES, ["books"], ""),
+        (1, 1, CASES, ["ctc"], ""),
+        (1, 1, CASES, ["histogram"], ""),
+        (2, 2, CASES, ["swapped"], ""),
+        (1, 1, PROGRAMS / "determinism.py", [], ""),
+        (1, 1, LIKE_A_GPU, [], "like a GPU"),
+        (4, 1, FUZZ, ["1000", "0"], "1000 programs, 0 wrong, left in the books: 0 bytes"),
+        *((gpus, gpus, SHRINKS, [way], "fine") for gpus in cases([4], long=[2]) for way in WAYS_TO_SHRINK),
     ],
     ids=lambda value: value.stem if isinstance(value, Path) else str(value),
     indirect=["machine"],
 )
-def test_ranks_see_what_a_program_says(machine: Any, program: Path, words: list[str], says: str):
-    ended = machine.run(program, size=2 if words == ["over_gloo"] else 0, arguments=words)
+def test_ranks_see_what_a_program_says(machine: Any, ranks: int, program: Path, words: list[str], says: str):
+    ended = machine.run(program, size=ranks, arguments=words)
     assert not any(ended.codes), ended.text
     assert all(says in text for text in ended.printed), ended.text
 
