@@ -339,6 +339,7 @@ def connect(
     if parent is not None:  # the launcher of an elastic job is told of the whole group only
         settings = settings._replace(elastic=None)
     except_hook.install(settings)
+    LOG.configure(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
     engine_settings = engine_settings or EngineSettings.of(settings)
     keys = PrefixStore(name, store)
