@@ -54,6 +54,7 @@ class Planner(ABC, Generic[Runner]):
         machine: the calibration by which algorithms are chosen; call `place` after a change.
         outstanding_messages: the messages that nobody waits for.
         members: the number of every rank in the job; (): the same as in the group.
+        logged: the kinds of calls that the log has.
     """
 
     members: tuple[int, ...] = ()
@@ -77,6 +78,7 @@ class Planner(ABC, Generic[Runner]):
         self.reproducible = reproducible
         self.machine = machine
         self.outstanding_messages = OutstandingMessages()
+        self.logged: set[tuple[object, ...]] = set()
         distinct = list(dict.fromkeys(host_names))
         self.place(tuple(distinct.index(name) for name in host_names))
 
@@ -177,6 +179,10 @@ class Planner(ABC, Generic[Runner]):
     @abstractmethod
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
+
+    @abstractmethod
+    def reason(self, call: CallArguments, nbytes: int, algorithm: str) -> str:
+        """Why a call of `nbytes` per rank runs this algorithm, and the predicted time, for the log."""
 
     # ---- what runs the calls, and the end ----------------------------------------------------------------
 
