@@ -1,7 +1,5 @@
 """Groups that change, where the ranks' calls do not fit, are interrupted, or a newcomer goes away."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups that change, with ranks that are threads: shrink, admit and join; what their next groups reduce."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A rank of a group on two hosts that loses ranks, or its other host. Prints "ready", then a JSON line."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """`unisono calibrate --hosts`: the rate of shaped links is found, and the file is a network."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

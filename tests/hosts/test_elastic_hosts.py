@@ -1,7 +1,5 @@
 """`unisono run --elastic` on two hosts: one ends, also that of the store and rank 0, and a launcher joins."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

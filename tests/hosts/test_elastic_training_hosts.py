@@ -1,7 +1,5 @@
 """Elastic training over two hosts: one dies, also that of rank 0 and the store, and another one joins."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

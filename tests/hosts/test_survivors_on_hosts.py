@@ -1,7 +1,5 @@
 """Groups on two hosts that lose a rank, a host, or the link between them, in both directions or in one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One word has one meaning: no type has the name of another type, and the glossary's types exist."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict

@@ -3,8 +3,6 @@
 Arguments: what happens (a name below), the ranks that it happens to ("1,3"), a seed for the moment.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

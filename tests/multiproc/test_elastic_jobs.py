@@ -1,7 +1,5 @@
 """`unisono run --elastic`: jobs that go on without lost ranks, replace them, take newcomers in, and end."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`unisono run --record`: what ranks call becomes a program, which runs on other networks."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Processes that lose ranks and go on: killed, stopped, slow, excluded, during shrink, two at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

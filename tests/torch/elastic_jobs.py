@@ -1,7 +1,5 @@
 """Jobs of elastic training that tests run, and what they check of each."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Elastic training: ranks die in a step, and come. The losses are those of a run begun with these ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Elastic training under ZeRO goes back: to copies of some steps before, and to its newest checkpoint."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

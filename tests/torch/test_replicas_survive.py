@@ -1,7 +1,5 @@
 """PyTorch's own DDP and FSDP2 go on without a replica that dies, by `dist.shrink_group`: the examples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

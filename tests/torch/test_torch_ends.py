@@ -1,7 +1,5 @@
 """Every way to end a process in every state of a process group, as tests/conformance/test_process_ends.py."""
 
-from __future__ import annotations
-
 import os
 import sys
 

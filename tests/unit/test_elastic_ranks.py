@@ -1,7 +1,5 @@
 """The launcher of an elastic job: its flags, and what it concludes from the notices of its ranks."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

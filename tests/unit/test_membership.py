@@ -1,7 +1,5 @@
 """What ranks learn from each other's peer info."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 

@@ -1,7 +1,5 @@
 """The zoo: small models from configurations and from own.py, with batches and a loss for each."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
