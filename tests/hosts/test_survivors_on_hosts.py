@@ -15,17 +15,18 @@ from effort import HANG_S
 
 pytestmark = pytest.mark.hosts
 
-PROGRAM = str(Path(__file__).with_name("hosts_survivor_program.py"))
+PROGRAM = str(Path(__file__).resolve().parents[1] / "multiproc" / "survivor_program.py")
 Ranks = list["subprocess.Popen[str]"]
 
 
 def run(net: hosts.Network, per_host: int, strike: Callable[[Ranks], object]) -> list[dict[str, Any]]:
     """What each rank has reported; {} for one that has died."""
     size = 2 * per_host
-    place = [f"WORLD_SIZE={size}", f"MASTER_ADDR={net[0].address}", "MASTER_PORT=29500"]
+    place = [f"WORLD_SIZE={size}", f"MASTER_ADDR={net[0].address}", "MASTER_PORT=29500", "MEETING=env://"]
     running = [
         net[rank // per_host].start(
-            ["env", f"RANK={rank}", *place, sys.executable, "-W", "ignore", PROGRAM], stderr=subprocess.STDOUT
+            ["env", f"RANK={rank}", *place, sys.executable, "-W", "ignore", PROGRAM, "outside", "", "1"],
+            stderr=subprocess.STDOUT,
         )
         for rank in range(size)
     ]
