@@ -12,6 +12,7 @@ namespace unisono {
 
 constexpr int kAnyRank = -1;
 constexpr int kAnyTag = -1;
+constexpr uint32_t kAnyForm = UINT32_MAX;  // no message has it
 
 // Whether two ranges of memory share a byte.
 inline bool overlap(const unsigned char* one, uint64_t nbytes, const unsigned char* other, uint64_t length) {
@@ -23,7 +24,7 @@ struct Request {
   bool sending;
   int peer;  // receive: kAnyRank until matched
   int tag;
-  uint32_t form;
+  uint32_t form;  // receive: kAnyForm until matched
   unsigned char* data;
   uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
   Nanoseconds deadline = INT64_MAX;
@@ -43,11 +44,12 @@ struct Request {
   std::atomic<bool> done{false};
 
   bool takes(const MessageHeader& header) const {
-    return form == header.form() && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
+    return (form == header.form() || form == kAnyForm) && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
   }
   // A message that it takes is its own now. Throws std::bad_alloc.
   void accept(const MessageHeader& header) {
     nbytes = header.nbytes;
+    form = header.form();
     if (!sized) return;
     own.reset(new unsigned char[nbytes]);
     data = own.get();

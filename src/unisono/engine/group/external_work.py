@@ -24,6 +24,17 @@ _OBJECT_FORM = 1 << 8
 Seconds = float | timedelta | None
 
 
+def object_status(source: int, tag: int, nbytes: int) -> Status:
+    """The status of an object whose encoding has so many bytes."""
+    return _status(source, tag, nbytes, DTYPES.index("uint8") | _OBJECT_FORM)
+
+
+def _status(source: int, tag: int, nbytes: int, form: int) -> Status:
+    status = Status.__new__(Status)
+    status.__setstate__((source, tag, nbytes, form))
+    return status
+
+
 class ExternalCall:
     """A checked call, or several that the caller made as one."""
 
@@ -215,9 +226,7 @@ class ExternalMessageWork(ExternalWork, MessageWork):
     def receive_status(self) -> Status:
         """See `MessageWork.receive_status`."""
         form = self._transfer.dtype | (_OBJECT_FORM if self._kind.endswith("_object") else 0)
-        status = Status.__new__(Status)
-        status.__setstate__((self._moving.source, self._moving.tag, self._moving.nbytes, form))
-        return status
+        return _status(self._moving.source, self._moving.tag, self._moving.nbytes, form)
 
     def cancel(self) -> bool:
         """See `Work.cancel`."""

@@ -776,20 +776,52 @@ class Group(_native.GroupBase):
         self._send_encoded(objects.encode_object("send_object", obj, pickle), dst, tag, timeout)
 
     def recv_object(
-        self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
+        self,
+        src: SupportsIndex | None = None,
+        tag: int = 0,
+        *,
+        pickle: bool = False,
+        with_status: bool = False,
+        timeout: Seconds = None,
     ) -> Any:
         """Receive an object from rank `src`, or from any rank (None).
 
+        Args:
+            tag: of the message; `ANY_TAG` accepts any.
+            with_status: return the object and the message's `Status`.
         Raises:
             Mismatch: the message is an array.
+        Example: task, status = group.recv_object(tag=un.ANY_TAG, with_status=True)
         """
-        return objects.decode_object(self._recv_encoded(src, tag, timeout), pickle=pickle)
+        encoded, status = self._recv_encoded(src, tag, timeout)
+        obj = objects.decode_object(encoded, pickle=pickle)
+        return (obj, status) if with_status else obj
+
+    def recv_bytes(
+        self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None
+    ) -> objects.ReceivedBytes:
+        """Receive the next message from rank `src`, or from any rank (None), whatever its size and dtype.
+
+        No other thread can take it in between, as it could after a `probe`.
+
+        Args:
+            tag: of the message; `ANY_TAG` accepts any.
+        Returns:
+            Its bytes, a writable array of uint8, and its `Status`. Those of an object are its encoding.
+        Example: data, status = group.recv_bytes(); x = data.view(status.dtype)
+        """
+        return self._recv_any(src, tag, timeout)
 
     @abstractmethod
     def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
 
     @abstractmethod
-    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes: ...
+    def _recv_encoded(
+        self, src: SupportsIndex | None, tag: int, timeout: Seconds
+    ) -> objects.ReceivedBytes: ...
+
+    @abstractmethod
+    def _recv_any(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.ReceivedBytes: ...
 
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
         return self._collect(kind, objects.encode_object(kind, obj, pickle), 0, pickle, timeout)

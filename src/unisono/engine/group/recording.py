@@ -49,6 +49,7 @@ MESSAGES = (
     "batch",
     "send_object",
     "recv_object",
+    "recv_bytes",
 )
 OBJECT_BYTES = 256
 """Of an object, whose size is not noted."""
@@ -223,7 +224,8 @@ def _object(
 def _message(
     recorder: CallRecorder, key: tuple[str, tuple[int, ...]], name: str, given: dict[str, Any], result: Any
 ) -> dict[str, Any]:
-    kind = name.removesuffix("_object").removesuffix("_whole").removeprefix("_").removeprefix("i")
+    kind = name.removesuffix("_object").removesuffix("_bytes").removesuffix("_whole")
+    kind = kind.removeprefix("_").removeprefix("i")
     members = key[1]
     for work in result if isinstance(result, list) else [result]:
         recorder.forget(work)
@@ -246,7 +248,8 @@ def _message(
         recorder.incoming[id(result)] = key, -1 if source is None else members[int(source)]
         return {"name": "none", "group": key}
     elif source is None:
-        peer = members[result.source] if hasattr(result, "source") else -1
+        status = result[-1] if isinstance(result, tuple) else result
+        peer = members[status.source] if isinstance(status, _native.Status) else -1
     else:
         peer = members[int(source)]
     nbytes = nbytes_of(given.get("x")) if "x" in given else OBJECT_BYTES
