@@ -17,9 +17,10 @@ class ReceiveBuffers {
  public:
   static constexpr size_t kMostEnded = 64;  // of a program that never waits for them
 
+  bool empty() const { return count_.load(std::memory_order_relaxed) == 0; }
   // Whether this memory is that of a receive under way, or of one whose end the caller has not seen.
   bool overlap(const unsigned char* data, uint64_t nbytes) {
-    if (count_.load(std::memory_order_relaxed) == 0 || nbytes == 0) return false;
+    if (empty() || nbytes == 0) return false;
     const std::lock_guard lock(mutex_);
     return find(data, nbytes);
   }
@@ -43,7 +44,7 @@ class ReceiveBuffers {
     set_count();
   }
   void see_ended() {
-    if (count_.load(std::memory_order_relaxed) == 0) return;
+    if (empty()) return;
     const std::lock_guard lock(mutex_);
     ended_.clear();
     set_count();

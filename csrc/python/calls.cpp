@@ -225,7 +225,7 @@ class GroupBase {
     MessageCall message{sending, contents, now, default_timeout_s()};
     if (!message.read(arguments, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
-    return pass(engine, message, arguments[0]);
+    return message.sent(engine) ? message.outcome() : pass(engine, message, arguments[0]);
   }
   // Sends a message that can be sent at once, then receives one; None as above. What is sent is copied first:
   // both may share memory. Arguments: x, dst, tag, timeout, out, src.

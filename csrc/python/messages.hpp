@@ -72,7 +72,8 @@ class MessageCall {
 
   // Whether no receive under way writes to this memory.
   bool unshared(unisono::Engine& engine) const {
-    return !engine.channels().receive_buffers().overlap(data(), nbytes());
+    unisono::ReceiveBuffers& buffers = engine.channels().receive_buffers();
+    return buffers.empty() || !buffers.overlap(data(), nbytes());
   }
   // Whether it could be passed at once. A receive polls for about as long as making a Request takes. The
   // caller learns later, from its Work, that it has ended: see ReceiveBuffers.
@@ -81,6 +82,8 @@ class MessageCall {
     if (!sending) engine.channels().receive_buffers().add_ended(data(), buffers_.nbytes());
     return true;
   }
+  // Whether it is a send that could be passed at once: no wait follows, and nothing is prepared for one.
+  bool sent(unisono::Engine& engine) { return sending && at_once(engine, 0); }
   // Whether `pass` has done nothing, because a receive under way writes to this memory: Python raises it.
   bool refused() const { return refused_; }
 
