@@ -2,9 +2,13 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
+#include <list>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "p2p/match_table.hpp"
 #include "protocol/frames.hpp"
 #include "protocol/waiter.hpp"
 
@@ -37,6 +41,10 @@ struct Request {
   bool cancelled = false;                       // set before `done`
   MessageFrame frame = MessageFrame::kMessage;  // send: what it writes next
   uint64_t number = 0;                          // of its offer
+  // Receive, until matched: its place in the order of receives, and among those with its source and tag.
+  std::list<std::shared_ptr<Request>>::iterator place;
+  uint64_t order = 0;
+  MatchTable<Request>::Link link;
   // Receive: sends under way that read its buffer. It is held back until they are done.
   std::vector<std::shared_ptr<Request>> readers;
   std::atomic<bool> seen{false};  // the caller knows that it is done
@@ -46,13 +54,16 @@ struct Request {
   bool takes(const MessageHeader& header) const {
     return (form == header.form() || form == kAnyForm) && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
   }
-  // A message that it takes is its own now. Throws std::bad_alloc.
-  void accept(const MessageHeader& header) {
+  // A message that it takes is its own now; `kept`: its bytes, if they have come. Throws std::bad_alloc.
+  void accept(const MessageHeader& header, std::unique_ptr<unsigned char[]>&& kept = nullptr) {
     nbytes = header.nbytes;
     form = header.form();
-    if (!sized) return;
-    own.reset(new unsigned char[nbytes]);
-    data = own.get();
+    if (sized) {
+      own = kept ? std::move(kept) : std::unique_ptr<unsigned char[]>(new unsigned char[nbytes]);
+      data = own.get();
+    } else if (kept && nbytes > 0) {
+      std::memcpy(data, kept.get(), nbytes);
+    }
   }
 };
 

@@ -49,6 +49,15 @@ class MessageCall {
     return timeout_s > 0;
   }
 
+  // Of an asynchronous call.
+  std::shared_ptr<unisono::Request> request() const {
+    auto made = std::make_shared<unisono::Request>();
+    fill(*made);
+    made->deadline = deadline_after(timeout_s);
+    return made;
+  }
+  int tag() const { return tag_; }
+
   // The view that pins the memory of the buffer, if any.
   nanobind::object kept() const { return buffers_.kept(); }
 
@@ -75,6 +84,14 @@ class MessageCall {
     unisono::ReceiveBuffers& buffers = engine.channels().receive_buffers();
     return buffers.empty() || !buffers.overlap(data(), nbytes());
   }
+  // The message that a receive would get, if one has come or comes within a moment; otherwise None.
+  nanobind::object peeked(unisono::Engine& engine) const {
+    engine.check_process();
+    std::optional<unisono::MessageEnvelope> found;
+    unisono::Channels& channels = engine.channels();
+    if (!channels.peek_now(peer_, tag_, channels.spins(), found)) return nanobind::none();
+    return nanobind::cast(Status::of(found->source, found->tag, found->form, found->nbytes));
+  }
   // Whether it could be passed at once. A receive polls for about as long as making a Request takes. The
   // caller learns later, from its Work, that it has ended: see ReceiveBuffers.
   bool pass_now(unisono::Engine& engine) {
@@ -90,11 +107,11 @@ class MessageCall {
   unisono::FaultKind pass(unisono::Engine& engine, unisono::ReleasableLock& held) {
     unisono::Channels& channels = engine.channels();
     if (at_once(engine, channels.spins())) return unisono::FaultKind::kNone;
-    held.release();
     const auto posted = request();
+    if (posted->nbytes >= unisono::kLarge) held.release();
     refused_ = !channels.post(posted, held);
     if (refused_) return unisono::FaultKind::kNone;
-    const auto fault = channels.wait(*posted, posted->deadline, true, engine.interrupt());
+    const auto fault = channels.wait(*posted, posted->deadline, true, engine.interrupt(), held);
     if (fault == unisono::FaultKind::kNone) complete(*posted);
     return fault;
   }
@@ -131,12 +148,6 @@ class MessageCall {
   }
   size_t nbytes() const { return sized() ? 0 : buffers_.nbytes(); }
   unsigned char* data() const { return sized() ? nullptr : buffers_.extents[0].data; }
-  std::shared_ptr<unisono::Request> request() const {
-    auto made = std::make_shared<unisono::Request>();
-    fill(*made);
-    made->deadline = deadline_after(timeout_s);
-    return made;
-  }
   void fill(unisono::Request& request) const {
     request.sending = sending;
     request.exact = exact_;

@@ -256,8 +256,8 @@ class NativeGroup(MembershipGroup):
 
     def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
         """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
-        work = checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True)
-        return begin(self._planner, work)
+        work: MessageWork | None = self._irecv_all(x, src, tag, None)
+        return work or begin(checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True))
 
     @property
     def _engine_settings(self) -> EngineSettings | None:

@@ -26,7 +26,6 @@ import msgspec
 from unisono import _native
 from unisono.engine.encoding.call_events import CallEvent, RankRecording
 from unisono.engine.group.messages import RecvFrom, SendTo
-from unisono.engine.group.native_messages import NativeMessageWork
 
 if TYPE_CHECKING:
     from unisono.engine.group.group import Group
@@ -134,7 +133,7 @@ def _recorder(file: str) -> CallRecorder:
     recorder = CallRecorder(file)
     for kind, names in (
         (_native.CollectiveWork, ("wait", "result")),
-        (NativeMessageWork, ("wait", "result")),
+        (_native.MessageWork, ("wait", "result")),
     ):
         for name in names:
             _note_waits(recorder, kind, name)
