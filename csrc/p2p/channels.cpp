@@ -417,6 +417,7 @@ void Channels::serve_while_away(Waiter& waiting) {
 void Channels::serve() {
   prctl(PR_SET_TIMERSLACK, 1000UL);
   Waiter waiting = waiter(background_wait_policy_);
+  waiting.expect_own_messages();
   std::unique_lock lock(mutex_);
   while (callers_are_away(lock)) {
     lock.unlock();

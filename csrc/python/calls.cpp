@@ -154,7 +154,7 @@ class GroupBase {
           !call_cache::disjoint(made, *read.buffers))
         return {};
       written = {&made, outcome.owner};
-    } else if (out.number) {
+    } else if (returned == ResultKind::kNumber) {
       outcome = {out.kept(), out.extents[0].data, operation.dtype};
     }
     CollectiveCall call = operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
@@ -464,7 +464,9 @@ class GroupBase {
     const bool allocates = bound.returned > ResultKind::kNumber;
     if (allocates && (bound.operation.checks_out || bound.operation.checks_in))
       return;  // see `CachedCall::codes`
-    if (out.number != (bound.returned == ResultKind::kNumber)) return;
+    if (bound.returned == ResultKind::kScalar || (bound.returned == ResultKind::kNumber && !out.number) ||
+        (allocates && out.number))
+      return;
     // The buffers may have changed since they were checked, if the caller has other threads.
     const CallBuffers& read = allocates && in.count == 0 ? out : in;
     if (!call_cache::same_buffers(bound.sendbuf, read) ||
@@ -702,7 +704,7 @@ CollectiveCall BoundCall::call(double timeout_s) const {
 
 CallResult BoundCall::outcome() const {
   const bool number = returned == ResultKind::kNumber;
-  return {made, number ? out.front().data : nullptr, operation.dtype};
+  return {made, number ? out.front().data : nullptr, operation.dtype, returned == ResultKind::kScalar};
 }
 
 CollectiveCall BoundCall::bound(double timeout_s) const {
@@ -776,6 +778,7 @@ void bind_bound_call(nb::module_& m) {
 void bind_calls(nb::module_& m) {
   nb::enum_<ResultKind>(m, "ResultKind", "What a call returns.")
       .value("NOTHING", ResultKind::kNothing)
+      .value("SCALAR", ResultKind::kScalar, "The call was given a NumPy scalar.")
       .value("NUMBER", ResultKind::kNumber, "The call was given a number.")
       .value("GATHERED", ResultKind::kGathered, "An allocated array: [p, *shape of the input].")
       .value("SAME", ResultKind::kSame, "An allocated array of the input's shape.")

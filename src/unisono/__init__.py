@@ -31,6 +31,7 @@ _HOMES = {
     ),
     "unisono.engine.group.elastic_loop": ("elastic", "join"),
     "unisono.engine.backends": ("is_available",),
+    "unisono.engine.environment.event_log": ("log",),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.planner": ("plan",),
@@ -60,6 +61,7 @@ _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 if TYPE_CHECKING:
     from unisono import codecs, networks
     from unisono.engine.backends import is_available
+    from unisono.engine.environment.event_log import log
     from unisono.engine.group import (
         ANY_TAG,
         Departure,
@@ -146,6 +148,7 @@ __all__ = [
     "init_process_group",
     "is_available",
     "join",
+    "log",
     "networks",
     "plan",
     "premul_sum",

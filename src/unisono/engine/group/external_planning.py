@@ -53,6 +53,10 @@ class ExternalPlanner(Planner[LibraryDriver]):
         """Raises NotSupported: the library does not encode values."""
         self.refuse(*_NO_CODES)
 
+    def reason(self, call: CallArguments, nbytes: int, algorithm: str) -> str:  # noqa: ARG002
+        """See `Planner.reason`."""
+        return "the library chooses"
+
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> NoReturn:  # noqa: ARG002
         """Raises NotSupported."""
         self.refuse("choice()", "the library does not say which algorithm it takes")

@@ -717,18 +717,17 @@ class Group(_native.GroupBase):
         self, obj: Any = None, src: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> Any:
         """The object of rank `src`, on every rank."""
-        if self.rank == self._planner.member("broadcast_object", src):
-            encoded = objects.encode_object("broadcast_object", obj, pickle)
-            with self._object_turn:
-                self._move("broadcast_object", objects.length(encoded), None, src, timeout)
-                self._move("broadcast_object", encoded, None, src, timeout)
-            return obj
-        length = objects.lengths([0])
+        sends = self.rank == self._planner.member("broadcast_object", src)
+        encoded = objects.encode("broadcast_object", obj, pickle) if sends else b""
+        packet = objects.packet(encoded)
         with self._object_turn:
-            self._move("broadcast_object", length, None, src, timeout)
-            encoded = objects.allocate(length[0])
-            self._move("broadcast_object", encoded, None, src, timeout)
-        return objects.decode_object(encoded, pickle=pickle)
+            self._move("broadcast_object", packet, None, src, timeout)
+            nbytes, received = objects.unpacked(packet)
+            if received is None:
+                whole: Any = encoded if sends else objects.allocate(nbytes)
+                self._move("broadcast_object", whole, None, src, timeout)
+                received = whole
+        return obj if sends else objects.decode_object(received, pickle=pickle)
 
     def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Seconds = None) -> list[Any]:
         """The objects of all ranks, in the order of ranks, on every rank."""
@@ -777,7 +776,7 @@ class Group(_native.GroupBase):
         self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> None:
         """Send an object to rank `dst`."""
-        self._send_encoded(objects.encode_object("send_object", obj, pickle), dst, tag, timeout)
+        self._send_encoded(objects.encode("send_object", obj, pickle), dst, tag, timeout)
 
     def recv_object(
         self,
@@ -817,7 +816,7 @@ class Group(_native.GroupBase):
         return self._recv_any(src, tag, timeout)
 
     @abstractmethod
-    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
+    def _send_encoded(self, encoded: bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
 
     @abstractmethod
     def _recv_encoded(

@@ -14,6 +14,7 @@ from unisono.engine.bootstrap.init_method import InitMethod
 from unisono.engine.bootstrap.rendezvous import rendezvous
 from unisono.engine.diagnosis import except_hook
 from unisono.engine.environment import env
+from unisono.engine.environment.event_log import LOG
 from unisono.engine.group.group import Group
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.notices import announce
@@ -132,6 +133,7 @@ def form(
     Args:
         where: an init_method, or a parsed one.
     """
+    LOG.configure(settings)
     with making(world_size):
         own_rendezvous = rendezvous(
             where,

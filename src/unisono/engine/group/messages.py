@@ -103,6 +103,8 @@ def read(
         ValueError, TypeError: one of them is wrong.
     """
     x = planner.as_readable(name, x)
+    if not receiving:
+        x = _packed(planner, name, x)
     keep = pinned(x)  # before its address is read
     try:
         address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
@@ -110,6 +112,17 @@ def read(
         raise with_call_name(name, error) from None
     rank, tag = addressed(planner, name, peer, tag, receiving=receiving)
     return MessageArguments(name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form)
+
+
+def _packed(planner: Planner[Any], name: str, x: Any) -> Any:
+    """A copy of a NumPy array whose elements do not lie one behind another, in the order of its indices."""
+    flags = getattr(x, "flags", None)
+    if flags is None or type(x).__module__ != "numpy" or flags.c_contiguous or x.size == 0:
+        return x
+    reach = [(length - 1) * stride for length, stride in zip(x.shape, x.strides, strict=True)]
+    low = x.__array_interface__["data"][0] + sum(one for one in reach if one < 0)
+    planner.refuse_shared_memory(name, low, sum(map(abs, reach)) + x.itemsize)
+    return x.copy(order="C")
 
 
 def addressed(

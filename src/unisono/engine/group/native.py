@@ -24,9 +24,11 @@ from unisono.engine.diagnosis.close_reason import close_reason, error_reason
 from unisono.engine.diagnosis.fault_reader import last_operation, publish_close_reason, read_empty_probe
 from unisono.engine.diagnosis.fault_text import MOST_MEMBERS, error, listed
 from unisono.engine.environment import env
+from unisono.engine.environment.event_log import LOG
 from unisono.engine.group import objects
 from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group, Seconds
+from unisono.engine.group.group_log import log_group
 from unisono.engine.group.membership import Former, Loop, MembershipGroup
 from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
 from unisono.engine.group.native_planning import NativePlanner
@@ -81,6 +83,9 @@ class NativeGroup(MembershipGroup):
         if len(set(hosts)) > 1:
             close_in_children(planner.close_copies)
         super().__init__(planner, engine, hosts, members, rendezvous)
+        LOG.add_group(self)
+        if LOG.level:
+            log_group(self)
         if settings is not None and settings.record:
             from unisono.engine.group.recording import record
 
@@ -229,7 +234,7 @@ class NativeGroup(MembershipGroup):
             raise self._planner.failure("iprobe", self.timeout_s, engine)
         return status
 
-    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None:
+    def _send_encoded(self, encoded: bytes, dst: int, tag: int, timeout: Seconds) -> None:
         if self._send_object(encoded, dst, tag, timeout) is None:
             work = checked(self._planner, "send_object", encoded, dst, tag, timeout, receiving=False)
             run(self._planner, timeout, work)
@@ -343,6 +348,7 @@ def connect(
     if parent is not None:  # the launcher of an elastic job is told of the whole group only
         settings = settings._replace(elastic=None)
     except_hook.install(settings)
+    LOG.configure(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
     engine_settings = engine_settings or EngineSettings.of(settings)
     keys = PrefixStore(name, store)

@@ -21,6 +21,7 @@ from unisono.engine.diagnosis.fault_reader import (
 )
 from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.diagnosis.report import FirstFailure
+from unisono.engine.environment.event_log import LOG
 from unisono.engine.group.arguments import (
     OBJECT_FORM,
     CallArguments,
@@ -29,6 +30,7 @@ from unisono.engine.group.arguments import (
     check_reducible,
 )
 from unisono.engine.group.buffer_layout import BufferLayout, check_alike, in_parts
+from unisono.engine.group.call_log import log_call, log_end
 from unisono.engine.group.call_results import CallResult
 from unisono.engine.group.coalescing import (
     CoalescedBuffers,
@@ -67,9 +69,13 @@ class PreparedCall(NamedTuple):
 
     operation: _native.OperationDescriptor
     name: str
+    algorithm: str
     root: int
     note: str | None = None
     parts: int = 1
+
+
+_RAW = DTYPES.index("bits8")
 
 
 class NativePlanner(Planner[_native.Engine]):
@@ -142,6 +148,8 @@ class NativePlanner(Planner[_native.Engine]):
         engine = self.drop()
         if engine is None:
             return
+        if LOG.level:
+            log_end(self, engine.issued, cause)
         try:
             if cause:
                 publish_close_reason(engine, cause)
@@ -181,7 +189,10 @@ class NativePlanner(Planner[_native.Engine]):
         coded, feedback = None, None
         if call.coding is not None:
             coded, feedback, layout = self.codings.of_call(call, pins[0], layout)
-        operation, name, root, note, parts = self.prepare(call, layout.dtype, layout.typical, coded)
+        made = self.prepare(call, layout.dtype, layout.typical, coded)
+        operation, name, _, root, note, parts = made
+        if LOG.level:
+            log_call(self, call, made.algorithm, made.note, layout.dtype, layout.typical)
         if parts > 1:
             layout = in_parts(layout, call.kind, self.size, parts)
         factor = call.op.factor if type(call.op) is PremulSum else 1.0
@@ -215,7 +226,10 @@ class NativePlanner(Planner[_native.Engine]):
         calls = []
         for batch in batches(pieces.each):
             dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
-            operation, name, root, _, parts = self.prepare(call, dtype, numel, coded)
+            made = self.prepare(call, dtype, numel, coded)
+            operation, name, _, root, _, parts = made
+            if LOG.level:
+                log_call(self, call, made.algorithm, made.note, dtype, numel)
             if parts > 1:
                 raise ValueError(f"{call.kind}: a coalesced call cannot cut each block into {parts} chunks")
             item = ITEMSIZES[dtype]
@@ -261,9 +275,24 @@ class NativePlanner(Planner[_native.Engine]):
             work.outlive_call()
         return work
 
+    def refuse_shared_memory(self, name: str, address: int, nbytes: int) -> None:
+        """See `Planner.refuse_shared_memory`."""
+        place = self.rank, 0, _RAW, address, nbytes, 1.0, True
+        _native.MessageWork(self, self.engine, name, *place).refuse_shared_memory()
+
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """See `Planner.choice`."""
         return self._tuner.explain(collective, nbytes, algorithm)
+
+    def reason(self, call: CallArguments, nbytes: int, algorithm: str) -> str:
+        """See `Planner.reason`."""
+        if call.algorithm is not None:
+            return "asked for by the call"
+        if call.coding is not None:
+            return "chosen for the codec"
+        by = "in the order of ranks" if call.reproducible else self._tuner.reason(call.plan, nbytes)
+        whole = nbytes * self.size if call.plan in ("all_gather", "reduce_scatter") else nbytes
+        return f"{by}; predicted {self._tuner.predict(call.plan, algorithm, whole) * 1e6:.3g} us"
 
     def prepare(
         self, call: CallArguments, dtype: int, numel: int, coded: EdgeCoding | None = None
@@ -297,7 +326,7 @@ class NativePlanner(Planner[_native.Engine]):
             operation = engine.operation(
                 self._lowered(plan, algorithm, root), KINDS.index(kind), dtype, op.value
             )
-            found = self._prepared[key] = PreparedCall(operation, kind, root)
+            found = self._prepared[key] = PreparedCall(operation, kind, algorithm, root)
         return found
 
     def _prepare_coded(self, call: CallArguments, dtype: int, numel: int, coded: EdgeCoding) -> PreparedCall:
@@ -326,7 +355,7 @@ class NativePlanner(Planner[_native.Engine]):
             coded.between_hosts,
             coded.feedback,
         )
-        found = self._prepared[key] = PreparedCall(operation, kind, root, str(coded))
+        found = self._prepared[key] = PreparedCall(operation, kind, name, root, str(coded))
         return found
 
     def _prepare_custom(self, call: CallArguments, function: StepFunction | str, dtype: int) -> PreparedCall:
@@ -345,7 +374,7 @@ class NativePlanner(Planner[_native.Engine]):
         if found is None:
             operation = engine.operation(custom.code, KINDS.index(kind), dtype, op.value, custom.number)
             note = f"algorithm {custom.name}, plan {custom.number:016x}"
-            found = self._prepared[key] = PreparedCall(operation, kind, root, note, custom.parts)
+            found = self._prepared[key] = PreparedCall(operation, kind, custom.name, root, note, custom.parts)
         return found
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:

@@ -53,6 +53,7 @@ class Planner(ABC, Generic[Runner]):
         reproducible: all reductions are reproducible.
         machine: the calibration by which algorithms are chosen; call `place` after a change.
         members: the number of every rank in the job; (): the same as in the group.
+        logged: the kinds of calls that the log has.
     """
 
     members: tuple[int, ...] = ()
@@ -75,6 +76,7 @@ class Planner(ABC, Generic[Runner]):
         self.timeout_s = timeout_s
         self.reproducible = reproducible
         self.machine = machine
+        self.logged: set[tuple[object, ...]] = set()
         distinct = list(dict.fromkeys(host_names))
         self.place(tuple(distinct.index(name) for name in host_names))
 
@@ -167,6 +169,9 @@ class Planner(ABC, Generic[Runner]):
             GroupClosed: the group was closed.  NotSupported: the library has no such message.
         """
 
+    def refuse_shared_memory(self, name: str, address: int, nbytes: int) -> None:
+        """Raises ValueError: a receive under way writes to this memory."""
+
     @property
     @abstractmethod
     def codings(self) -> CodecPlanner:
@@ -175,6 +180,10 @@ class Planner(ABC, Generic[Runner]):
     @abstractmethod
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
+
+    @abstractmethod
+    def reason(self, call: CallArguments, nbytes: int, algorithm: str) -> str:
+        """Why a call of `nbytes` per rank runs this algorithm, and the predicted time, for the log."""
 
     # ---- what runs the calls, and the end ----------------------------------------------------------------
 
