@@ -81,7 +81,8 @@ void Channels::push(int peer, LargeMessages large) {
     Request& request = *queue.front();
     if (!write_header(peer, request)) return;
     if (request.frame != MessageFrame::kMessage && request.frame != MessageFrame::kGranted) {
-      if (request.frame == MessageFrame::kOffer) offers(peer).offered[request.number] = queue.front();
+      if (request.number != 0 && request.frame != MessageFrame::kGrant)
+        offers(peer).offered[request.number] = queue.front();
       queue.pop_front();
       continue;
     }
@@ -101,7 +102,7 @@ Request* Channels::first_match(int peer, int tag) const {
   Request* found = nullptr;
   if (posted_.empty()) return found;
   for (const int source : {peer, kAnyRank})
-    for (const int wanted : {tag, kAnyTag})
+    for (const int wanted : {tag, any_tag_like(tag)})
       if (const auto* const link = posted_.first(source, wanted))
         if (found == nullptr || link->entry->order < found->order) found = link->entry;
   return found;
@@ -141,7 +142,7 @@ void Channels::deliver(Request& request, UnexpectedMessage& message) {
 // The message does not match the request. It aborts the group now: the caller may never wait for the request.
 void Channels::refuse(Request& request, int peer, const Header& header) {
   Fault fault{FaultKind::kMismatch, rank_, peer};
-  fault.size_mismatch = {header.tag, request.form, header.form(), request.nbytes, header.nbytes};
+  fault.size_mismatch = {plain_tag(header.tag), request.form, header.form(), request.nbytes, header.nbytes};
   request.nbytes = header.nbytes;
   finish(request, FaultKind::kMismatch);
   try {
@@ -221,7 +222,7 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
     posted_.append(receive.link, receive.peer, receive.tag, receive);
     if (!held(receive)) deliver_unexpected(receive);
   } else if (request->peer == rank_) {
-    send_to_self(*request);
+    send_to_self(request);
   } else if (streams_.open(request->peer)) {
     may_store_ = true;
     sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
@@ -232,16 +233,21 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
 }
 
 // A message to this rank itself goes to a matching receive, or is kept.
-void Channels::send_to_self(Request& send) {
-  const Header header{send.nbytes, send.tag, send.form};
+void Channels::send_to_self(const std::shared_ptr<Request>& send) {
+  const Header header{send->nbytes, send->tag, send->form};
   if (const std::shared_ptr<Request> request = take_match(rank_, header)) {
-    deliver(*request, rank_, header, send.data);
+    deliver(*request, rank_, header, send->data);
   } else {
-    std::unique_ptr<unsigned char[]> bytes(new unsigned char[send.nbytes]);
-    if (send.nbytes > 0) std::memcpy(bytes.get(), send.data, send.nbytes);
-    add_unexpected(rank_, header, std::move(bytes))->whole = true;
+    std::unique_ptr<unsigned char[]> bytes(new unsigned char[send->nbytes]);
+    if (send->nbytes > 0) std::memcpy(bytes.get(), send->data, send->nbytes);
+    const auto message = add_unexpected(rank_, header, std::move(bytes));
+    message->whole = true;
+    if (send->synchronous) {
+      message->sender = send;
+      return;
+    }
   }
-  finish(send, FaultKind::kNone);
+  finish(*send, FaultKind::kNone);
 }
 
 // Another thread may copy a large message meanwhile.
@@ -330,8 +336,10 @@ void Channels::fail_all(FaultKind fault) {
   each_send([&](const auto& request) { finish(*request, fault); });
   for (auto& queue : sends_) queue.clear();
   for (Offers& one : offers_) one.offered.clear();
-  for (UnexpectedMessage& message : unexpected_)
+  for (UnexpectedMessage& message : unexpected_) {
     if (const auto request = std::exchange(message.request, nullptr)) finish(*request, fault);
+    if (const auto sender = std::exchange(message.sender, nullptr)) finish(*sender, fault);
+  }
   for (const auto& request : receives_) {
     posted_.remove(request->link);
     finish(*request, fault);
@@ -384,7 +392,8 @@ void Channels::begin_wait(Waiter& waiter, int& awaited) {
   };
   each_send([&](const auto& request) { take_earlier(*request); });
   for (const UnexpectedMessage& message : unexpected_)
-    if (message.request) take_earlier(*message.request);
+    for (const auto& request : {message.request, message.sender})
+      if (request) take_earlier(*request);
   for (const auto& request : receives_) take_earlier(*request);
   for (const IncomingMessage& incoming : incoming_)
     if (incoming.request) take_earlier(*incoming.request);

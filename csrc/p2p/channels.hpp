@@ -47,12 +47,12 @@ struct MessageEnvelope {
   uint64_t nbytes;
 };
 inline MessageEnvelope envelope(int source, const MessageHeader& header) {
-  return {source, header.tag, header.form(), header.nbytes};
+  return {source, plain_tag(header.tag), header.form(), header.nbytes};
 }
 
 // Whether a receive from `wanted_peer` with `wanted_tag` matches a message.
 inline bool matches(int wanted_peer, int wanted_tag, int peer, int tag) {
-  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == kAnyTag || wanted_tag == tag);
+  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == tag || wanted_tag == any_tag_like(tag));
 }
 
 // Counts a thread that waits.
@@ -145,6 +145,8 @@ class Channels {
     uint64_t number = 0;                 // of its offer
     bool asked = false;                  // the offer was granted
     bool counted = false;                // in unexpected_bytes_
+    bool synchronous = false;            // an offer for which room is no reason to ask
+    std::shared_ptr<Request> sender{};   // of a synchronous message to this rank itself
     std::shared_ptr<Request> request{};  // the receive that gets it
     // Until one does: its places under the four pairs of source and tag that a receive of it can have.
     std::array<MatchTable<UnexpectedMessage>::Link, 4> links{};
@@ -203,7 +205,7 @@ class Channels {
   int arrived_from(int peer);
   Offers& offers(int peer) { return offers_[static_cast<size_t>(peer)]; }
   bool must_offer(int peer, const Request& request) {
-    return offers(peer).peer_is_full || request.nbytes > kOfferBytes;
+    return offers(peer).peer_is_full || request.synchronous || request.nbytes > kOfferBytes;
   }
   void place_offer(int peer, const Header& header);
   bool grant_to(const std::shared_ptr<Request>& request, Unexpected::iterator message);
@@ -231,7 +233,7 @@ class Channels {
   std::optional<MessageEnvelope> first_unexpected(int peer, int tag) const;
   void deliver(Request& request, int peer, const Header& header, const unsigned char* bytes);
   void deliver(Request& request, UnexpectedMessage& message);
-  void send_to_self(Request& send);
+  void send_to_self(const std::shared_ptr<Request>& send);
   void refuse(Request& request, int peer, const Header& header);
   void finish(Request& request, FaultKind fault);
   void fail_all(FaultKind fault);

@@ -10,12 +10,12 @@
 
 #include "p2p/match_table.hpp"
 #include "protocol/frames.hpp"
+#include "protocol/message_tag.hpp"
 #include "protocol/waiter.hpp"
 
 namespace unisono {
 
 constexpr int kAnyRank = -1;
-constexpr int kAnyTag = -1;
 constexpr uint32_t kAnyForm = UINT32_MAX;  // no message has it
 
 // Whether two ranges of memory share a byte.
@@ -27,7 +27,7 @@ inline bool overlap(const unsigned char* one, uint64_t nbytes, const unsigned ch
 struct Request {
   bool sending;
   int peer;  // receive: kAnyRank until matched
-  int tag;
+  int tag;  // as it travels, see message_tag.hpp
   uint32_t form;  // receive: kAnyForm until matched
   unsigned char* data;
   uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
@@ -35,6 +35,7 @@ struct Request {
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
   bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
+  bool synchronous = false;  // send: done only when a receive has matched it
   bool exact = false;      // receive: a shorter message is refused, too
   bool sized = false;      // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;         // that memory

@@ -174,6 +174,11 @@ void bind_region(nb::module_& m) {
           },
           nb::arg("place"), nb::arg("why"),
           "Marks the rank in that place as left: it has failed before it had an engine.");
+  m.def(
+      "tag_in_context", [](int context, int tag) { return tag_in_context(context, tag); }, nb::arg("context"),
+      nb::arg("tag"), "The number by which a tag of a duplicate's messages travels.");
+  m.attr("MOST_CONTEXTS") = kMostContexts;
+  m.attr("MOST_CONTEXT_TAG") = kMostContextTag;
   m.def("access_probe", &access_probe,
         "The address of a known word. A process that can read it there can read this process's memory.");
   m.def("reaches", &reaches, nb::arg("pid"), nb::arg("access_probe"),

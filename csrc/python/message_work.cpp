@@ -214,22 +214,25 @@ namespace {
 // Arguments as `MessageArguments`, and the form of the message.
 void make(MessageWork* self, nb::object planner, nb::object engine, nb::object name, int peer, int tag,
           uint32_t form, Address data, size_t nbytes, double timeout_s, bool sending, bool exact, bool sized,
-          nb::object keep, nb::object decode) {
+          nb::object keep, nb::object decode, bool synchronous) {
   const Engine& of = *nb::inst_ptr<Engine>(engine);
   if (sending || peer != kAnyRank) of.member(peer);
-  if (tag < (sending ? 0 : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
+  if (!is_travelling_tag(tag) && (sending || !is_any_tag(tag)))
+    throw std::invalid_argument("a tag is 0 or more");
   if (!is_form(form) && !(sized && form == kAnyForm)) throw std::invalid_argument("no such dtype");
   auto request = std::make_shared<Request>();
   request->sending = sending;
   request->exact = exact;
   request->sized = sized;
+  request->synchronous = synchronous;
   request->peer = peer;
   request->tag = tag;
   request->form = form;
   request->data = reinterpret_cast<unsigned char*>(data);
   request->nbytes = nbytes;
   request->deadline = deadline_after(timeout_s);
-  new (self) MessageWork(std::move(planner), std::move(engine), {std::move(name), tag}, std::move(request),
+  new (self) MessageWork(std::move(planner), std::move(engine), {std::move(name), plain_tag(tag)},
+                         std::move(request),
                          {std::move(keep), {}, {}, {}}, timeout_s);
   if (!decode.is_none()) self->set_decode(std::move(decode));
 }
@@ -249,6 +252,7 @@ void bind_message_works(nb::module_& m) {
            nb::arg("tag"), nb::arg("form"), nb::arg("data"), nb::arg("nbytes"), nb::arg("timeout_s"),
            nb::arg("sending"), nb::arg("exact") = false, nb::arg("sized") = false,
            nb::arg("keep").none() = nb::none(), nb::arg("decode").none() = nb::none(),
+           nb::arg("synchronous") = false,
            "sized: the message may have any size; `result` returns its bytes, or what `decode` makes of them.")
       .def("outlive_call", &MessageWork::outlive_call,
            "Notes the caller's line, and keeps the memory of tensors where it is. Call before `start`.")

@@ -195,9 +195,15 @@ class ExternalPlanner(Planner[LibraryDriver]):
     def message(self, transfer: MessageArguments) -> ExternalMessageWork:
         """See `Planner.message`."""
         self.refuse_message(transfer.rank, transfer.tag, transfer.timeout)
+        if transfer.synchronous:
+            self.refuse("synchronous=True", "its sends do not say whether they were received")
         extent = transfer.address, transfer.numel
         (array,) = self._flat([extent], DTYPES[transfer.dtype], transfer.keep)
         return ExternalMessageWork(self, transfer, array)
+
+    def sized_message(self, name: str, *_: Any) -> NoReturn:
+        """Raises NotSupported."""
+        self.refuse(f"{name}()", "its receives know their size")
 
     def refuse_message(self, rank: int, tag: int, timeout: Seconds) -> None:
         """Raises NotSupported: the library has no such message.  ValueError, TypeError: wrong timeout."""

@@ -96,6 +96,7 @@ def read(
     receiving: bool,
     exact: bool = False,
     form: int | None = None,
+    synchronous: bool = False,
 ) -> MessageArguments:
     """Check the arguments of one message.
 
@@ -111,7 +112,9 @@ def read(
     except (TypeError, ValueError) as error:
         raise with_call_name(name, error) from None
     rank, tag = addressed(planner, name, peer, tag, receiving=receiving)
-    return MessageArguments(name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form)
+    return MessageArguments(
+        name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form, synchronous
+    )
 
 
 def _packed(planner: Planner[Any], name: str, x: Any) -> Any:
@@ -137,8 +140,8 @@ def addressed(
     if peer is None and not receiving:
         raise ValueError(f"{name}: rank None is not in group {planner.name!r} of {planner.size} ranks")
     rank = ANY_RANK if peer is None else planner.member(name, peer)
-    if not (0 <= tag < 1 << 31 or (tag == ANY_TAG and receiving)):
-        raise ValueError(f"{name}: tag is {tag}, expected 0..2147483647")
+    if not (0 <= tag <= planner.most_tag or (tag == ANY_TAG and receiving)):
+        raise ValueError(f"{name}: tag is {tag}, expected 0..{planner.most_tag}")
     return rank, tag
 
 

@@ -220,7 +220,7 @@ class NativeGroup(MembershipGroup):
 
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:
         planner, engine = self._planner, self._planner.engine
-        fault, status = engine.probe(rank, tag, timeout_s)
+        fault, status = engine.probe(rank, planner.travelling(tag), timeout_s)
         if status is not None:
             return status
         if fault == FaultKind.TIMEOUT and not engine.faulted:
@@ -229,7 +229,7 @@ class NativeGroup(MembershipGroup):
 
     def _iprobe(self, rank: int, tag: int) -> Status | None:
         engine = self._planner.engine
-        fault, status = engine.look(rank, tag)
+        fault, status = engine.look(rank, self._planner.travelling(tag))
         if fault:
             raise self._planner.failure("iprobe", self.timeout_s, engine)
         return status
@@ -268,6 +268,11 @@ class NativeGroup(MembershipGroup):
     def _engine_settings(self) -> EngineSettings | None:
         """By which its ranks reach each other; the environment of a newcomer may name no such host."""
         return None if self._identity is None else self._identity.settings
+
+    def _duplicate(self) -> Group:
+        from unisono.engine.group.duplicate import duplicate
+
+        return duplicate(self)
 
     def _agree(self, chosen: tuple[int, ...]) -> None:
         self._execute(self._planner.agree("subgroup", chosen), False, None)

@@ -23,9 +23,7 @@ from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.diagnosis.report import FirstFailure
 from unisono.engine.environment.event_log import LOG
 from unisono.engine.group.arguments import (
-    OBJECT_FORM,
     CallArguments,
-    MessageArguments,
     check_op,
     check_reducible,
 )
@@ -41,9 +39,8 @@ from unisono.engine.group.coalescing import (
     no_calls,
 )
 from unisono.engine.group.custom_algorithms import CustomAlgorithms
-from unisono.engine.group.planning import Planner
+from unisono.engine.group.message_planning import MessagePlanner
 from unisono.engine.group.reproducibility import ReproducibleAlgorithms
-from unisono.engine.group.work import MessageWork
 from unisono.engine.membership.eviction import Eviction
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
@@ -75,10 +72,7 @@ class PreparedCall(NamedTuple):
     parts: int = 1
 
 
-_RAW = DTYPES.index("bits8")
-
-
-class NativePlanner(Planner[_native.Engine]):
+class NativePlanner(MessagePlanner):
     """Plans the calls of one rank of one group for its engine, and makes the errors of failed calls.
 
     Attributes:
@@ -116,7 +110,6 @@ class NativePlanner(Planner[_native.Engine]):
         self._host_names = host_names
         self.members = members
         self._first_failure = FirstFailure()
-        self.dropped_messages = _native.DroppedMessages()
 
     def place(self, hosts: tuple[int, ...]) -> None:
         """See `Planner.place`."""
@@ -124,15 +117,14 @@ class NativePlanner(Planner[_native.Engine]):
         self._tuner = Tuner(self.size, self.hosts, self.machine)
         self._reproducible = ReproducibleAlgorithms(self.size, self.hosts)
         self._custom = CustomAlgorithms(self.rank, self.size, self.hosts)
-        self._prepared: dict[tuple[str, str, int, int, int, EdgeCoding | None], PreparedCall] = {}
         self._code: dict[tuple[str, str, int, str, bool], list[int]] = {}
-        self._agreements: dict[tuple[str | int, ...], _native.OperationDescriptor] = {}
+        self.forget()
         self.__dict__.pop("codings", None)
 
-    @property
-    def engine(self) -> _native.Engine:
-        """The engine. Raises GroupClosed: the group was closed."""
-        return self.runner
+    def forget(self) -> None:
+        """See `MessagePlanner.forget`."""
+        self._prepared: dict[tuple[str, str, int, int, int, EdgeCoding | None], PreparedCall] = {}
+        self._agreements: dict[tuple[str | int, ...], _native.OperationDescriptor] = {}
 
     @cached_property
     def codings(self) -> CodecPlanner:
@@ -147,6 +139,9 @@ class NativePlanner(Planner[_native.Engine]):
         """Tell the other ranks, end the threads, release the buffers."""
         engine = self.drop()
         if engine is None:
+            return
+        if self.context:  # the original goes on
+            self.contexts.free(self.context)
             return
         if LOG.level:
             log_end(self, engine.issued, cause)
@@ -250,35 +245,6 @@ class NativePlanner(Planner[_native.Engine]):
                 )
             )
         return calls or no_calls
-
-    def message(self, transfer: MessageArguments) -> MessageWork:
-        """See `Planner.message`."""
-        name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form = transfer
-        if form is None:
-            form = dtype | (OBJECT_FORM if name.endswith("_object") else 0)
-        work = _native.MessageWork(
-            self,
-            self.engine,
-            name,
-            rank,
-            tag,
-            form,
-            address,
-            numel * ITEMSIZES[dtype],
-            self.seconds(timeout),
-            not receiving,
-            exact,
-            False,
-            keep,
-        )
-        if name in ("isend", "irecv", "batch"):  # of others the caller's frame exists when an error needs it
-            work.outlive_call()
-        return work
-
-    def refuse_shared_memory(self, name: str, address: int, nbytes: int) -> None:
-        """See `Planner.refuse_shared_memory`."""
-        place = self.rank, 0, _RAW, address, nbytes, 1.0, True
-        _native.MessageWork(self, self.engine, name, *place).refuse_shared_memory()
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """See `Planner.choice`."""

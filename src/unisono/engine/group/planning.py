@@ -53,10 +53,13 @@ class Planner(ABC, Generic[Runner]):
         reproducible: all reductions are reproducible.
         machine: the calibration by which algorithms are chosen; call `place` after a change.
         members: the number of every rank in the job; (): the same as in the group.
+        context: of the messages of a duplicate.  most_tag: the largest one.
         logged: the kinds of calls that the log has.
     """
 
     members: tuple[int, ...] = ()
+    context: int = 0
+    most_tag: int = (1 << 31) - 1
 
     def __init__(
         self,
@@ -165,6 +168,22 @@ class Planner(ABC, Generic[Runner]):
     def message(self, transfer: MessageArguments) -> MessageWork:
         """The work of a checked message, not yet posted.
 
+        Raises:
+            GroupClosed: the group was closed.  NotSupported: the library has no such message.
+        """
+
+    @abstractmethod
+    def sized_message(
+        self,
+        name: str,
+        rank: int,
+        tag: int,
+        timeout_s: float,
+        decode: Callable[[Any], Any] | None,
+    ) -> MessageWork:
+        """The work of a receive of any size, not yet posted.
+
+        decode: makes the work's result of the bytes of an object; None: it is the bytes of any message.
         Raises:
             GroupClosed: the group was closed.  NotSupported: the library has no such message.
         """
