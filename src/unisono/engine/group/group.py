@@ -950,7 +950,7 @@ class Group(_native.GroupBase):
     def duplicate(self) -> Group:
         """A group of the same ranks, whose messages are apart from those of this one. Every rank calls it.
 
-        It needs no connections, shared memory or threads of its own, and takes about 0.1 ms: both groups share
+        It needs no connections or threads of its own, and takes about 0.1 ms: both groups share
         one engine. So the collectives of a group and its duplicates are one sequence, in the same order on
         every rank; a fault ends all of them; and they end with the original. A tag is at most 524,287.
         `subgroup` makes a group that depends on nothing.
