@@ -16,6 +16,7 @@ from effort import HANG_S
 from launching import wait_until
 from loops import everywhere
 from python_runs import PATH, fine
+from unisono import _native
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
@@ -143,9 +144,10 @@ def test_a_message_that_is_still_arriving_is_no_unexpected_one() -> None:
         if group.rank == 0:
             x = np.ones(4_000_000)
             # As a process that was stopped: as much as finds room, and nobody goes on with it.
-            post = inside.engine(group).post_send
-            request = post(1, 4, 9, False, x.ctypes.data, x.nbytes, 60.0)
-            assert not request.done
+            place = 1, 4, 9, x.ctypes.data, x.nbytes, 60.0, True
+            send = _native.MessageWork(inside.planner(group), inside.engine(group), "send", *place)
+            send.start()
+            assert not send.ended()
             halfway.set()
             release.wait(HANG_S)
             group.close()
