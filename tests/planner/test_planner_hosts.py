@@ -15,7 +15,7 @@ from effort import times
 from inside_planner import (
     MOST_TAIL,
     RECOMPUTE,
-    PlanModels,
+    PlanModel,
     PlanTree,
     TrainingJob,
     divisors,
@@ -167,32 +167,28 @@ def _ends_lower(rest: list[int]) -> bool:
 @each("seed", range(times(25, 400)))
 def test_the_search_is_exact(seed: int) -> None:
     job = random_job(seed)
-    models, plans = PlanModels(job), all_plans(job)
-    model = models.of(TrainingPlan())
-    priced = [price(models, plan) for plan in plans]
-    fitting = sorted(
-        (p for p in priced if not model.memory.excess_bytes(p.plan, p.memory)), key=lambda p: p.order
-    )
-    found = search(PlanModels(job), PlanTree(job, {}), 6)
+    model, plans = PlanModel(job), all_plans(job)
+    priced = [price(model, plan) for plan in plans]
+    fitting = sorted((p for p in priced if not p.excess_bytes), key=lambda p: p.order)
+    found = search(PlanModel(job), PlanTree(job, {}), 6)
     assert found.candidates == len(plans)
     assert [p.plan for p in found.best] == [p.plan for p in fitting[:6]]
     if plans and not fitting:
         assert found.smallest is not None
-        excess = [p.memory.total - model.memory.limit_bytes(p.plan) for p in priced]
-        smallest = found.smallest
-        assert smallest.memory.total - model.memory.limit_bytes(smallest.plan) == min(excess)
+        excess = [p.memory.total - p.limit_bytes for p in priced]
+        assert found.smallest.memory.total - found.smallest.limit_bytes == min(excess)
     for plan in plans[::11]:
-        one, rounding = price(models, plan), 1 + 1e-9
+        one, rounding = price(model, plan), 1 + 1e-9
         assert model.least_of_axes_s(plan) <= one.time.total * rounding
         assert model.least_s(plan) <= one.time.total * rounding
-        used = one.memory.total - model.memory.limit_bytes(plan) + job.limit_bytes
-        assert model.memory.least_of_axes_bytes(plan) <= used + 1e-6 * abs(used)
-        assert model.memory.least_bytes(model.memory.parts(plan), plan) <= used + 1e-6 * abs(used)
+        used = one.memory.total - one.limit_bytes + job.limit_bytes
+        assert model.least_of_axes_bytes(plan) <= used + 1e-6 * abs(used)
+        assert model.least_bytes(plan) <= used + 1e-6 * abs(used)
 
 
 def test_random_spaces_are_of_all_kinds() -> None:
     jobs = [random_job(seed) for seed in range(25)]
-    found = [search(PlanModels(job), PlanTree(job, {}), 6) for job in jobs]
+    found = [search(PlanModel(job), PlanTree(job, {}), 6) for job in jobs]
     best = [priced.plan for result in found for priced in result.best]
     assert any(plan.rows for plan in best)
     assert any(len(set(plan.layers)) > 1 for plan in best)

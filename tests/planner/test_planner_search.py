@@ -18,8 +18,7 @@ from inside_planner import (
     RECOMPUTE,
     SCHEDULES,
     SWAPS,
-    MemoryModel,
-    PlanModels,
+    PlanModel,
     PlanTree,
     TrainingJob,
     divisors,
@@ -126,12 +125,10 @@ def _below(root: TrainingPlan, job: TrainingJob) -> list[TrainingPlan]:
 @each("seed", range(times(60, 1000)))
 def test_the_search_is_exact(seed: int) -> None:
     job = random_job(seed)
-    models = PlanModels(job)
-    plans = all_plans(job)
-    memory = MemoryModel(job)
-    priced = [price(models, plan) for plan in plans]
-    fitting = sorted((p for p in priced if not memory.excess_bytes(p.plan, p.memory)), key=lambda p: p.order)
-    found = search(PlanModels(job), PlanTree(job, {}), 6)
+    plans, model = all_plans(job), PlanModel(job)
+    priced = [price(model, plan) for plan in plans]
+    fitting = sorted((p for p in priced if not p.excess_bytes), key=lambda p: p.order)
+    found = search(PlanModel(job), PlanTree(job, {}), 6)
     assert found.candidates == len(plans)
     assert [p.plan for p in found.best] == [p.plan for p in fitting[:6]]
     if not fitting and plans:
@@ -144,18 +141,17 @@ def test_a_search_of_fixed_axes_is_exact(fixed: dict[str, int]) -> None:
     """Other axes may then leave no rank for data: with tensor=4 of four ranks there is no pipeline."""
     for seed in range(times(8, 60)):
         job = random_job(seed)
-        memory = MemoryModel(job)
         plans = [plan for plan in all_plans(job) if all(getattr(plan, axis) == fixed[axis] for axis in fixed)]
-        priced = sorted((price(PlanModels(job), plan) for plan in plans), key=lambda each: each.order)
-        fitting = [each.plan for each in priced if not memory.excess_bytes(each.plan, each.memory)]
-        found = search(PlanModels(job), PlanTree(job, fixed), 6)
+        priced = sorted((price(PlanModel(job), plan) for plan in plans), key=lambda each: each.order)
+        fitting = [each.plan for each in priced if not each.excess_bytes]
+        found = search(PlanModel(job), PlanTree(job, fixed), 6)
         assert found.candidates == len(plans)
         assert [each.plan for each in found.best] == fitting[:6]
 
 
 def test_random_spaces_are_of_all_kinds() -> None:
     jobs = [random_job(seed) for seed in range(60)]
-    found = [search(PlanModels(job), PlanTree(job, {}), 6) for job in jobs]
+    found = [search(PlanModel(job), PlanTree(job, {}), 6) for job in jobs]
     assert sum(not result.best for result in found) > 3
     assert sum(bool(result.best) for result in found) > 20
     assert max(result.candidates for result in found) > 3000
@@ -173,14 +169,13 @@ def test_random_spaces_are_of_all_kinds() -> None:
 def test_bounds_are_below_all_plans(seed: int) -> None:
     """A bound above one plan could lose it."""
     job = random_job(seed)
-    models, memory = PlanModels(job), MemoryModel(job)
-    model = models.of(TrainingPlan())
+    model = PlanModel(job)
     for plan in all_plans(job)[::7]:
-        priced, rounding = price(models, plan), 1 + 1e-9
+        priced, rounding = price(model, plan), 1 + 1e-9
         assert model.least_of_axes_s(plan) <= priced.time.total * rounding
         assert model.least_s(plan) <= priced.time.total * rounding
-        assert memory.least_of_axes_bytes(plan) <= priced.memory.total * rounding
-        assert memory.least_bytes(memory.parts(plan), plan) <= priced.memory.total * rounding
+        assert model.least_of_axes_bytes(plan) <= priced.memory.total * rounding
+        assert model.least_bytes(plan) <= priced.memory.total * rounding
 
 
 @each("batch", cases([2048], [16384]))

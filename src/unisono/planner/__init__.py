@@ -7,7 +7,7 @@ stages.py         what the ranks of a pipeline have: layers, micro-batches, toke
 collectives.py    prices of groups, and what ranks that share sequences or experts send
 memory.py         bytes of the fullest rank, by cause
 layer_time.py     what a layer computes and sends, and its seconds;  step_time.py: of a step
-cluster_model.py  what prices plans: one model, several types of compute, hosts that differ
+plan_model.py     what prices plans, part by part: equal hosts and hosts that differ
 search.py         all plans of a job, the fastest that fit, and what refuses those beside one
 planner.py        plan, and its answer;  choice_page.py: that as text and as a page
 operator_costs.py, compute_calibration.py: what operators take, for `unisono.parallel`

@@ -251,16 +251,16 @@ class LayerPrices:
     def __init__(self, job: TrainingJob, prices: GroupPrices) -> None:
         self.job, self.prices = job, prices
         self._kept: dict[tuple[object, ...], LayerTime] = {}
+        self._sums: dict[tuple[tuple[int, int], ...], LayerTime] = {}  # by the layers that are kept
 
     def layers(self, plan: TrainingPlan, layers: RankLayers) -> LayerTime:
         """Some layers of both kinds, one after the other."""
-        parts = [_times(self.layer(plan, experts=experts), count) for count, experts in layers.kinds]
-        return LayerTime(*map(sum, zip(*parts, strict=True)))
-
-    def total_s(self, plan: TrainingPlan, layers: RankLayers) -> float:
-        """The `total` of some layers of both kinds."""
-        found = layers.dense * self.layer(plan, experts=False).total if layers.dense else 0.0
-        return found + layers.mixed * self.layer(plan, experts=True).total if layers.mixed else found
+        parts = [(self.layer(plan, experts=experts), count) for count, experts in layers.kinds]
+        key = tuple((id(each), count) for each, count in parts)
+        if key not in self._sums:
+            each = [[count * value for value in time] for time, count in parts]
+            self._sums[key] = LayerTime(*map(sum, zip(*each, strict=True)))
+        return self._sums[key]
 
     def layer(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
         """One layer, with experts or without."""
@@ -389,7 +389,3 @@ class LayerPrices:
 def _waited_share(rows_s: float, compute_s: float) -> float:
     """Of rows of experts beside the compute of a layer, forward and backward."""
     return max(0.0, 1 - compute_s / rows_s) if rows_s else 0.0
-
-
-def _times(each: LayerTime, count: int) -> LayerTime:
-    return LayerTime(*(count * value for value in each))

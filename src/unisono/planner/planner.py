@@ -11,14 +11,13 @@ import msgspec
 from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.planner.choice_page import RECOMPUTE_GROUPS, ChoicePage, PageCollective, point_of
-from unisono.planner.cluster_model import ClusterModel, HostUse, PlanModels
 from unisono.planner.collectives import PlannedCollective
 from unisono.planner.hardware import Cluster, Hardware, HostKind, Hosts, find_cluster, find_hardware
 from unisono.planner.interconnect import interconnect_of
+from unisono.planner.plan_model import HostUse, PlanModel
 from unisono.planner.readable import readable_size, readable_time, signed_time
 from unisono.planner.search import PlanTree, PricedPlan, RefusedNeighbour, price, refused_neighbours, search
 from unisono.planner.shape import TransformerShape
-from unisono.planner.step_time import TimeModel
 from unisono.planner.training_plan import (
     LISTS,
     MOST,
@@ -102,12 +101,12 @@ class PlanChoice(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether a rank has this memory."""
-        return not self._model.memory.excess_bytes(self.plan, self.chosen.memory)
+        return not self.chosen.excess_bytes
 
     @property
     def limit_bytes(self) -> int:
         """What the fullest rank may use; where hosts differ, the one that has least to spare."""
-        return self._model.memory.limit_bytes(self.plan)
+        return self.chosen.limit_bytes
 
     @property
     def tflops_per_gpu(self) -> float:
@@ -127,8 +126,7 @@ class PlanChoice(NamedTuple):
     @property
     def hosts(self) -> list[HostUse]:
         """What the hosts of each kind have, in the order of ranks; empty where all are equal."""
-        model = self._model
-        return model.placement(self.plan) if isinstance(model, ClusterModel) else []
+        return PlanModel(self.job).placement(self.plan)
 
     def runtime_arguments(self, before: int = 1) -> dict[str, Any]:
         """The arguments of `unisono.parallel.Plan` for this plan.
@@ -199,10 +197,6 @@ class PlanChoice(NamedTuple):
 
     def __str__(self) -> str:
         return "\n".join([*self._head(), "", *self.page().lines()])
-
-    @property
-    def _model(self) -> TimeModel | ClusterModel:
-        return PlanModels(self.job).of(self.plan)
 
     def _tflops(self, recompute: str) -> float:
         return self.job.shape.step_flops(self.job.batch, recompute) / self.job.ranks / self.seconds / 1e12
@@ -325,22 +319,20 @@ def plan(
         compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
         dispatch=text(dispatch, "dispatch"), routed_hosts=routed_hosts, expert_overlap=expert_overlap,
     )  # fmt: skip
-    models = PlanModels(job)
+    model = PlanModel(job)
     if plan is not None:
-        best, candidates = _priced(models, _fields(plan))
+        best, candidates = _priced(model, _fields(plan))
     else:
-        best, candidates = _searched(models, {} if fix is None else _fields(fix), runtime)
-    return _choice(models, best, candidates, runtime)
+        best, candidates = _searched(model, {} if fix is None else _fields(fix), runtime)
+    return _choice(model, best, candidates, runtime)
 
 
-def _choice(
-    models: PlanModels, best: list[PricedPlan], candidates: int, runtime: Runtime | None
-) -> PlanChoice:
+def _choice(model: PlanModel, best: list[PricedPlan], candidates: int, runtime: Runtime | None) -> PlanChoice:
     """The first of these plans, with its reasons."""
     chosen, *others = best
-    collectives = models.of(chosen.plan).collectives(chosen.plan)
-    refused = refused_neighbours(models, chosen, runtime)
-    return PlanChoice(models.job, chosen, collectives, others, refused, candidates)
+    collectives = model.collectives(chosen.plan)
+    refused = refused_neighbours(model, chosen, runtime)
+    return PlanChoice(model.job, chosen, collectives, others, refused, candidates)
 
 
 def _check_asked(plan: object, fix: object, runtime: object) -> None:
@@ -431,14 +423,14 @@ def all_plans(
     `like`: of `DETAILS`, which make them many, only those of this plan and the defaults; on hosts that
     differ with equal stages and rows.
     """
-    models = PlanModels(job)
+    model = PlanModel(job)
     kept = [] if like is None else [(name, {getattr(like, name), DEFAULT[name]}) for name in DETAILS]
     fixed = _fields(fix)
     if like is not None and job.cluster is not None:
         fixed = {"layers": (), "rows": (), **fixed}
     for each in PlanTree(job, fixed, runtime):
         if all(getattr(each, name) in values for name, values in kept):
-            yield price(models, each)
+            yield price(model, each)
 
 
 def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
@@ -477,13 +469,13 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _searched(
-    models: PlanModels, fixed: dict[str, Any], runtime: Runtime | None
+    model: PlanModel, fixed: dict[str, Any], runtime: Runtime | None
 ) -> tuple[list[PricedPlan], int]:
     """The fastest plans with these fields that fit, and how many were compared."""
-    found = search(models, PlanTree(models.job, fixed, runtime), SHOWN)
+    found = search(model, PlanTree(model.job, fixed, runtime), SHOWN)
     if found.best:
         return found.best, found.candidates
-    job, smallest = models.job, found.smallest
+    job, smallest = model.job, found.smallest
     if smallest is None and fixed:
         wanted = _with_defaults(fixed, job)
         problem = wanted.problem(job, runtime) or "they cannot cut the batch or the model"
@@ -493,12 +485,11 @@ def _searched(
             f"no plan for {job.ranks} ranks and a batch of {job.batch}: data ranks have to divide the batch, "
             f"tensor ranks {job.shape.heads} heads, and {job.shape.layers} layers are cut at most once each"
         )
-    limit_bytes = models.of(smallest.plan).memory.limit_bytes(smallest.plan)
     refused = NoPlanFitsError(
-        f"no plan fits {limit_bytes / 2**30:.2f} GiB: of {found.candidates:,} the smallest needs "
+        f"no plan fits {smallest.limit_bytes / 2**30:.2f} GiB: of {found.candidates:,} the smallest needs "
         f"{smallest.memory.total / 2**30:.2f} GiB, {smallest.plan}"
     )
-    refused.choice = _choice(models, [smallest], found.candidates, runtime)
+    refused.choice = _choice(model, [smallest], found.candidates, runtime)
     raise refused
 
 
@@ -509,16 +500,16 @@ def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
     return plan if "data" in fields else msgspec.structs.replace(plan, data=data)
 
 
-def _priced(models: PlanModels, fields: dict[str, Any]) -> tuple[list[PricedPlan], int]:
+def _priced(model: PlanModel, fields: dict[str, Any]) -> tuple[list[PricedPlan], int]:
     """The plan with these fields; where its micro-batch is free, all of them that fit, or the smallest."""
-    job = models.job
+    job = model.job
     base = _with_defaults(fields, job)
     if problem := base.problem(job):
         raise ValueError(f"plan: {problem}")
     fixed = msgspec.structs.asdict(base)
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
-    plans = [price(models, each) for each in PlanTree(job, fixed)]
-    fitting = [each for each in plans if not models.excess_bytes(each.plan, each.memory)]
+    plans = [price(model, each) for each in PlanTree(job, fixed)]
+    fitting = [each for each in plans if not each.excess_bytes]
     best = sorted(fitting, key=lambda each: each.order)[:SHOWN]
     return best or [min(plans, key=lambda each: each.memory.total)], len(plans)

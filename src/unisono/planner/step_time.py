@@ -20,10 +20,10 @@ from unisono.planner.layer_time import (
     update_s,
 )
 from unisono.planner.memory import MemoryModel, RankElements
-from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers, sequence_part
+from unisono.planner.stages import RankLayers, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, codec_rank
 
-__all__ = ["RankStepTime", "StepTime", "TimeModel"]
+__all__ = ["HostModel", "RankPace", "StepTime"]
 
 
 class _Copies(NamedTuple):
@@ -232,164 +232,103 @@ class _RankTime(NamedTuple):
     output: ComputeTime
 
     @property
-    def total_s(self) -> float:
-        return self.time.total + self.output.total_s
-
-    @property
     def backward_s(self) -> float:
         return self.time.backward + self.time.again
 
 
-class RankStepTime(NamedTuple):
-    """One rank's step without waiting for others, its collectives of the data axis, and a micro-batch there.
+NO_COMPUTE = ComputeTime()
 
-    `micro_batch_s` is its layers, the output matrix where it has it, and its messages.
-    """
 
-    time: StepTime
-    data: list[PlannedCollective]
+class RankPace(NamedTuple):
+    """A micro-batch on one rank of the pipeline, with messages; and what it adds to the filling of that."""
+
     micro_batch_s: float
+    fill_s: float
 
 
-class TimeModel:
-    """Prices plans of one job. It keeps what plans have in common."""
+class LeastPace(NamedTuple):
+    """The least that a layer and a micro-batch take, its forward, and what a rank has beside its layers."""
 
-    def __init__(self, job: TrainingJob, prices: GroupPrices | None = None) -> None:
-        self.job = job
-        self.prices = prices or GroupPrices(job)
-        self.memory = MemoryModel(job, self.prices)
-        self._layers = LayerPrices(job, self.prices)
+    layer_s: float
+    forward_s: float
+    end_s: float
+
+
+class HostModel:
+    """Prices single ranks of plans on equal hosts. It keeps what plans have in common."""
+
+    def __init__(self, job: TrainingJob, prices: GroupPrices) -> None:
+        self.job, self.prices = job, prices
+        self.memory = MemoryModel(job, prices)
+        self._layers = LayerPrices(job, prices)
         self._outputs: dict[tuple[int, int, int], ComputeTime] = {}
 
-    def step(self, plan: TrainingPlan) -> StepTime:
-        """The time of a step, by cause."""
-        return self._priced(plan)[0]
-
-    def collectives(self, plan: TrainingPlan) -> list[PlannedCollective]:
-        """The collectives of a step, those that take longest first; equal calls are one entry."""
-        _, data, slowest = self._priced(plan)
-        return self._merged(plan, slowest.layers, data)
-
-    def of_rank(self, plan: TrainingPlan, rank: int) -> RankStepTime:
-        """The step of one rank of the pipeline, which waits for no other."""
+    def step(self, plan: TrainingPlan, rank: int, elements: RankElements) -> StepTime:
+        """The step of one rank of the pipeline, which has these elements and waits for no other."""
+        job, count = self.job, plan.micro_batches(self.job.batch)
         found = self._rank_time(plan, rank)
-        elements = self.memory.elements(plan, rank)
-        time, data = self._step(plan, found, elements, 0.0)
-        return RankStepTime(time, data, found.total_s + self._messages_s(plan))
+        layers, output = found.time, found.output
+        update = update_s(elements.shared(plan) if plan.zero else elements.total, job)
+        return StepTime(
+            matrix=count * (layers.matrix + output.matrix_s),
+            other=count * (layers.other + output.other_s),
+            recompute=count * layers.again,
+            tensor=count * layers.tensor,
+            context=count * layers.context,
+            experts=count * layers.experts,
+            messages=count * self._messages_s(plan) + self._table_s(plan),
+            bubble=0.0,
+            data=sum(each.exposed for each in _data_collectives(job, plan, elements, found, self.prices)),
+            codec=_codec_s(job, plan, elements),
+            swap=_swap_s(job, plan, elements, found, update),
+            update=update,
+        )
 
-    def collectives_of_rank(self, plan: TrainingPlan, rank: int) -> list[PlannedCollective]:
-        """The collectives of a step of one rank of the pipeline."""
-        found = self.of_rank(plan, rank)
-        return self._merged(plan, layers_of_rank(self.job.shape, plan, rank), found.data)
-
-    def micro_batch_s(self, plan: TrainingPlan, rank: int) -> float:
-        """A micro-batch on one rank of the pipeline, with its messages."""
-        layers = layers_of_rank(self.job.shape, plan, rank)
-        output = self._output(plan).total_s if rank == plan.pipeline - 1 else 0.0
-        return self._layers.total_s(plan, layers) + output + self._messages_s(plan)
-
-    def layer_s(self, plan: TrainingPlan) -> float:
-        """A layer and a micro-batch, of models whose layers are equal."""
-        shape = self.job.shape
-        return self._layers.layer(plan, experts=shape.dense_layers < shape.layers).total
-
-    def _merged(
-        self, plan: TrainingPlan, layers: RankLayers, data: list[PlannedCollective]
-    ) -> list[PlannedCollective]:
-        found = [*self._layers.collectives(plan, layers), *self._message_list(plan), *data]
+    def collectives(self, plan: TrainingPlan, rank: int, elements: RankElements) -> list[PlannedCollective]:
+        """The collectives of a step of one rank, those that take longest first; equal calls are one entry."""
+        time = self._rank_time(plan, rank)
+        found = [
+            *self._layers.collectives(plan, time.layers),
+            *self._message_list(plan),
+            *_data_collectives(self.job, plan, elements, time, self.prices),
+        ]
         equal: dict[tuple[str, str, float], PlannedCollective] = {}
         for each in found:
             key = each.collective, each.axis, each.nbytes
             equal[key] = equal[key].plus(each) if key in equal else each
         return sorted(equal.values(), key=lambda each: -each.seconds)
 
-    def least_s(self, plan: TrainingPlan) -> float:
-        """A bound: no plan with these axes and stages is faster, whatever it shares, swaps and codes."""
-        first, middle, last = rank_layers(self.job.shape, plan)
-        messages = self._messages_s(plan)
-        between = self._layers.total_s(plan, middle)
-        pace = self._layers.total_s(plan, last) + self._output(plan).total_s
-        if plan.pipeline > 1:
-            pace = max(pace, between, self._layers.total_s(plan, first))
-        bubble = 0.0
-        if plan.schedule == "zb-h1":
-            rank = _RankTime(middle, self._layers.layers(plan, middle), ComputeTime())
-            bubble = self._bubble_s(plan, rank)
-        elif plan.pipeline > 1:
-            bubble = (plan.pipeline - 1) / plan.interleave * (between + messages)
-        return plan.micro_batches(self.job.batch) * (pace + messages) + bubble
+    def pace(self, plan: TrainingPlan, rank: int) -> RankPace:
+        """What a micro-batch takes on one rank of the pipeline."""
+        time = self._rank_time(plan, rank)
+        one = time.time.total + time.output.total_s + self._messages_s(plan)
+        return RankPace(one, self._fill_s(plan, time.time, one))
 
-    def least_of_axes_s(self, plan: TrainingPlan) -> float:
-        """A bound: no plan with these axes and micro-batches is faster, whatever its stages are.
-
-        The slowest rank has at least the mean of all ranks; the bubble has one layer of each other stage.
-        """
-        shape, size = self.job.shape, plan.pipeline
+    def least_pace(self, plan: TrainingPlan, *, last: bool) -> LeastPace:
+        """What no rank of a pipeline is below; the last one has the output matrix."""
+        shape = self.job.shape
         kinds = RankLayers(shape.dense_layers, shape.layers - shape.dense_layers).kinds
         layers = [self._layers.layer(plan, experts=experts) for _, experts in kinds]
-        whole = shape.layers * min(each.total for each in layers) + self._output(plan).total_s
-        pace = whole / size + self._messages_s(plan)
-        bubble = (size - 1) * min(each.forward for each in layers)
-        return plan.micro_batches(self.job.batch) * pace + bubble
+        end_s = self._messages_s(plan) + (self._output(plan).total_s if last else 0.0)
+        return LeastPace(min(each.total for each in layers), min(each.forward for each in layers), end_s)
 
     # ---- parts -------------------------------------------------------------------------------------------
 
-    def _priced(self, plan: TrainingPlan) -> tuple[StepTime, list[PlannedCollective], _RankTime]:
-        slowest, middle = self._rank_times(plan)
-        elements = self.memory.most_elements(plan)
-        return *self._step(plan, slowest, elements, self._bubble_s(plan, middle)), slowest
+    def _fill_s(self, plan: TrainingPlan, layers: LayerTime, one_s: float) -> float:
+        """What a rank adds to the filling and the draining of a pipeline, where it takes `one_s` each time.
+
+        (p-1)/v stages in all: Narayanan et al., 2021, section 2.2. ZB-H1 fills the time of the weights'
+        gradients: Qi et al., 2023 (arXiv:2401.10241), table 2.
+        """
+        if plan.schedule != "zb-h1":
+            return one_s / plan.interleave
+        message = self._messages_s(plan) / 2
+        return layers.forward + message + max(0.0, layers.backward + message - 2 * layers.weights)
 
     def _rank_time(self, plan: TrainingPlan, rank: int) -> _RankTime:
         layers = layers_of_rank(self.job.shape, plan, rank)
-        output = self._output(plan) if rank == plan.pipeline - 1 else ComputeTime()
+        output = self._output(plan) if rank == plan.pipeline - 1 else NO_COMPUTE
         return _RankTime(layers, self._layers.layers(plan, layers), output)
-
-    def _step(
-        self, plan: TrainingPlan, of: _RankTime, elements: RankElements, bubble_s: float
-    ) -> tuple[StepTime, list[PlannedCollective]]:
-        """The step of a rank that has these layers and elements, and waits for others for `bubble_s`."""
-        job, count = self.job, plan.micro_batches(self.job.batch)
-        rank, output = of.time, of.output
-        data = _data_collectives(job, plan, elements, of, self.prices)
-        update = update_s(elements.shared(plan) if plan.zero else elements.total, job)
-        time = StepTime(
-            matrix=count * (rank.matrix + output.matrix_s),
-            other=count * (rank.other + output.other_s),
-            recompute=count * rank.again,
-            tensor=count * rank.tensor,
-            context=count * rank.context,
-            experts=count * rank.experts,
-            messages=count * self._messages_s(plan) + self._table_s(plan),
-            bubble=bubble_s,
-            data=sum(each.exposed for each in data),
-            codec=_codec_s(job, plan, elements),
-            swap=_swap_s(job, plan, elements, of, update),
-            update=update,
-        )
-        return time, data
-
-    def _rank_times(self, plan: TrainingPlan) -> tuple[_RankTime, _RankTime]:
-        """A micro-batch on the slowest rank and on one in the middle."""
-        first, middle, last = rank_layers(self.job.shape, plan)
-        end = _RankTime(last, self._layers.layers(plan, last), self._output(plan))
-        if plan.pipeline == 1:
-            return end, end
-        found = [
-            _RankTime(layers, self._layers.layers(plan, layers), ComputeTime()) for layers in (middle, first)
-        ]
-        return max([end, *found], key=lambda rank: rank.total_s), found[0]
-
-    def _bubble_s(self, plan: TrainingPlan, middle: _RankTime) -> float:
-        """Waiting at the two ends of a step: (p-1)/v stages. Narayanan et al., 2021, section 2.2.
-
-        ZB-H1 fills the time of the weights' gradients. Qi et al., 2023 (arXiv:2401.10241), table 2.
-        """
-        messages = self._messages_s(plan)
-        if plan.schedule != "zb-h1":
-            return (plan.pipeline - 1) / plan.interleave * (middle.total_s + messages)
-        forward, weights = middle.time.forward + messages / 2, middle.time.weights
-        inputs = middle.time.backward - weights + messages / 2
-        return (plan.pipeline - 1) * (forward + max(0.0, inputs - weights))
 
     def _output(self, plan: TrainingPlan) -> ComputeTime:
         key = plan.tensor, plan.micro_batch, plan.context

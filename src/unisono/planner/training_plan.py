@@ -234,9 +234,9 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
                 whole(value, name, least, most)
         flag(self.sequence, "sequence")
         for name, allowed in CHOICES.items():
-            if text(value := getattr(self, name), name) not in allowed:
-                raise ValueError(f"{name} is {value!r}, expected {', '.join(allowed)}")
-        if text(self.codec, "codec") not in CODECS:
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} is {text(value, name)!r}, expected {', '.join(allowed)}")
+        if self.codec not in CODECS:
             codec_rank(self.codec)
         text(self.compute, "compute")
         for name in LISTS:
