@@ -9,6 +9,7 @@ import unisono as un
 from inside_planner import (
     PlanChoice,
     PlanModel,
+    PricedCollective,
     RankLayout,
     collective_s,
     interconnect_of,
@@ -47,7 +48,7 @@ def priced(text: str, shape: un.planner.TransformerShape = DENSE, **given: objec
     return un.plan(shape, **job, plan=text)
 
 
-def call(choice: PlanChoice, collective: str, axis: str) -> un.planner.collectives.PlannedCollective:
+def call(choice: PlanChoice, collective: str, axis: str) -> PricedCollective:
     (found,) = [one for one in choice.collectives if (one.collective, one.axis) == (collective, axis)]
     return found
 

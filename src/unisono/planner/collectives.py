@@ -27,41 +27,10 @@ __all__ = [
     "ContextExchange",
     "ExpertExchange",
     "GroupPrices",
-    "PlannedCollective",
     "context_exchange",
     "expert_exchange",
     "places_hit",
 ]
-
-
-class PlannedCollective(NamedTuple):
-    """Equal calls of one collective in a step, on one rank.
-
-    Attributes:
-        collective: its name; "send" is a message between stages, or to the next rank of a ring.
-        axis: data, replica, expert, context, tensor or pipeline.
-        ranks: of its group.
-        nbytes: of one call.
-        calls: of a step.
-        seconds: of all calls.
-        exposed: seconds in which the rank waits for them.
-    """
-
-    collective: str
-    axis: str
-    ranks: int
-    nbytes: float
-    calls: int
-    seconds: float
-    exposed: float
-
-    def plus(self, other: PlannedCollective) -> PlannedCollective:
-        """More of the same calls."""
-        return self._replace(
-            calls=self.calls + other.calls,
-            seconds=self.seconds + other.seconds,
-            exposed=self.exposed + other.exposed,
-        )
 
 
 class GroupPrices:

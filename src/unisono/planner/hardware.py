@@ -18,9 +18,8 @@ import msgspec
 from unisono.engine.base.validation import flag, instance, not_negative, positive, text, whole
 from unisono.networks.cost_table import known, quantity
 from unisono.networks.places import At, DescriptionError, line_of
-from unisono.networks.quantities import bytes_per_s, nbytes, seconds
+from unisono.networks.quantities import bytes_per_s, nbytes, readable_size, seconds
 from unisono.networks.toml import tables_of, text_of
-from unisono.planner.readable import readable_size
 
 __all__ = [
     "Cluster",

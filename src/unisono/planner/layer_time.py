@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from unisono.planner.choice import PricedCollective
 from unisono.planner.collectives import (
     ContextExchange,
     GroupPrices,
-    PlannedCollective,
     context_exchange,
     expert_exchange,
 )
@@ -272,7 +272,7 @@ class LayerPrices:
             self._kept[key] = self._priced(plan, experts=experts)
         return self._kept[key]
 
-    def collectives(self, plan: TrainingPlan, layers: RankLayers) -> list[PlannedCollective]:
+    def collectives(self, plan: TrainingPlan, layers: RankLayers) -> list[PricedCollective]:
         """Those of a step in these layers, except of the data axis and the pipeline."""
         found = []
         full, steps = plan.recompute == "full", plan.micro_batches(self.job.batch)
@@ -284,7 +284,7 @@ class LayerPrices:
                 if each.axis == "expert":
                     waited *= self._exposed(plan)
                 found.append(
-                    PlannedCollective(
+                    PricedCollective(
                         each.collective, each.axis, each.size, each.nbytes, calls * count,
                         calls * count * each.seconds, waited * count,
                     )
@@ -369,7 +369,7 @@ class LayerPrices:
         once, (_, compute) = expert_exchange(plan, self.job, self.prices), self._compute(plan, experts=True)
         return _waited_share(4 * once.seconds, compute.forward.total_s + compute.backward.total_s)
 
-    def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PlannedCollective]:
+    def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PricedCollective]:
         """Of a ring or an exchange of heads."""
         exchange, compute = self._compute(plan, experts=experts)
         there = exchange.forward_s(compute.core.total_s) * (1 + (plan.recompute != "none"))
@@ -381,7 +381,7 @@ class LayerPrices:
         else:
             seconds = passes * exchange.hops * exchange.pass_s + (exchange.hops + 1) * exchange.gradient_s
             calls, name, nbytes = passes * exchange.hops + exchange.hops + 1, "send", exchange.nbytes
-        yield PlannedCollective(
+        yield PricedCollective(
             name, "context", plan.context, nbytes, calls * count, seconds * count, waited * count
         )
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from unisono.planner.collectives import GroupPrices, PlannedCollective
+from unisono.planner.choice import PricedCollective
+from unisono.planner.collectives import GroupPrices
 from unisono.planner.hardware import Cluster
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.memory import MemoryUse, RankElements, RankParts
@@ -219,7 +220,7 @@ class PlanModel:
             return time
         return time._replace(bubble=parts.fills_s[0] - slowest.pace.fill_s)
 
-    def collectives(self, plan: TrainingPlan) -> list[PlannedCollective]:
+    def collectives(self, plan: TrainingPlan) -> list[PricedCollective]:
         """The collectives of a step of the slowest part, those that take longest first."""
         parts = self.parts(plan)
         slowest = parts.slowest

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import msgspec
 
 from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
-from unisono.planner.choice_page import RECOMPUTE_GROUPS, ChoicePage, PageCollective, point_of
-from unisono.planner.collectives import PlannedCollective
+from unisono.networks.quantities import readable_size, readable_time
+from unisono.planner.choice import Choice
 from unisono.planner.hardware import Cluster, Hardware, HostKind, Hosts, find_cluster, find_hardware
 from unisono.planner.interconnect import interconnect_of
 from unisono.planner.plan_model import HostUse, PlanModel
-from unisono.planner.readable import readable_size, readable_time, signed_time
-from unisono.planner.search import PlanTree, PricedPlan, RefusedNeighbour, price, refused_neighbours, search
+from unisono.planner.search import PlanTree, PricedPlan, price, refused_neighbours, search
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import (
     LISTS,
@@ -51,62 +51,35 @@ CAUSES = {
 RARE = {"context", "experts", "codec", "swap"}
 """They are shown where they take time."""
 
-MEMORY_CAUSES = {"recomputed": "one layer again", "ends": "embedding, loss"}
-"""Causes as people read them; other causes are as they are called."""
 
-RECORDED = (
-    "seconds", "tflops_per_gpu", "model_tflops_per_gpu", "memory_bytes", "limit_bytes", "fits", "limit",
-    "candidates", "compute",
-)  # fmt: skip
-"""What is in a record as it is called here."""
-
-
-class PlanChoice(NamedTuple):
+@dataclass(frozen=True)
+class PlanChoice(Choice):
     """A plan of a job, priced, with its reasons. `print` shows it on a screen.
 
     Attributes:
-        job: what it is for.  chosen: the plan, its time and its memory, by cause.
-        collectives: of a step, those that take longest first.
-        next_best: up to five others that fit.  refused: the plans one step away.
-        candidates: the plans that were compared.
+        job: what it is for.  hosts: what those of each kind have, in the order of ranks; []: all are equal.
     """
 
     job: TrainingJob
-    chosen: PricedPlan
-    collectives: list[PlannedCollective]
-    next_best: list[PricedPlan]
-    refused: list[RefusedNeighbour]
-    candidates: int
+    hosts: list[HostUse]
 
-    @property
-    def plan(self) -> TrainingPlan:
-        """The plan."""
-        return self.chosen.plan
+    NAMES: ClassVar[Mapping[str, str]] = {
+        **CAUSES,
+        "recomputed": "one layer again",
+        "ends": "embedding, loss",
+    }
+    ALWAYS: ClassVar[frozenset[str]] = frozenset(CAUSES.keys() - RARE)
+    RECORDED: ClassVar[tuple[str, ...]] = (
+        *Choice.RECORDED,
+        "tflops_per_gpu",
+        "model_tflops_per_gpu",
+        "compute",
+    )
 
     @property
     def compute(self) -> str:
         """Its type of compute."""
         return self.plan.compute or self.job.compute
-
-    @property
-    def seconds(self) -> float:
-        """A step."""
-        return self.chosen.time.total
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of the fullest rank."""
-        return self.chosen.memory.total
-
-    @property
-    def fits(self) -> bool:
-        """Whether a rank has this memory."""
-        return not self.chosen.excess_bytes
-
-    @property
-    def limit_bytes(self) -> int:
-        """What the fullest rank may use; where hosts differ, the one that has least to spare."""
-        return self.chosen.limit_bytes
 
     @property
     def tflops_per_gpu(self) -> float:
@@ -117,16 +90,6 @@ class PlanChoice(NamedTuple):
     def model_tflops_per_gpu(self) -> float:
         """The same without what is computed again."""
         return self._tflops("none")
-
-    @property
-    def limit(self) -> str:
-        """The cause that takes the largest share of the step."""
-        return max(zip(self.chosen.time, self.chosen.time._fields, strict=True))[1]
-
-    @property
-    def hosts(self) -> list[HostUse]:
-        """What the hosts of each kind have, in the order of ranks; empty where all are equal."""
-        return PlanModel(self.job).placement(self.plan)
 
     def runtime_arguments(self, before: int = 1) -> dict[str, Any]:
         """The arguments of `unisono.parallel.Plan` for this plan.
@@ -140,23 +103,10 @@ class PlanChoice(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """All of it as JSON has it; seconds and bytes. docs/planner.md lists the fields."""
-        chosen, job = self.chosen, self.job
+        job = self.job
         return {
-            **{name: getattr(self, name) for name in RECORDED},
-            "plan": msgspec.structs.asdict(chosen.plan),
-            "bubble_seconds": chosen.time.bubble,
-            "time": chosen.time._asdict(),
-            "memory": {name: round(value) for name, value in chosen.memory._asdict().items()},
-            "collectives": [{**each._asdict(), "nbytes": round(each.nbytes)} for each in self.collectives],
-            "next_best": [
-                {
-                    "plan": msgspec.structs.asdict(each.plan),
-                    "seconds": each.time.total,
-                    "memory_bytes": each.memory.total,
-                }
-                for each in self.next_best
-            ],
-            "refused": [each._asdict() for each in self.refused],
+            **super().record(),
+            "bubble_seconds": self.chosen.time.bubble,
             "hosts": [each._asdict() for each in self.hosts],
             "parameters": job.shape.parameters,
             "gpus": job.ranks,
@@ -166,91 +116,57 @@ class PlanChoice(NamedTuple):
             "efficiency": job.hardware.efficiency.source,
         }
 
-    def html(self, plans: Iterable[PricedPlan] = ()) -> str:
-        """One page with all of it, which needs no network. `plans`: further points of its picture."""
-        return self.page(plans).html()
-
-    def page(self, plans: Iterable[PricedPlan] = ()) -> ChoicePage:
-        """What that page shows."""
-        chosen, head = self.chosen, list(self._head())
-        return ChoicePage(
-            title=head[0],
-            chosen=point_of(chosen),
-            summary=[line.strip() for line in head[2:4]],
-            time={
-                CAUSES[name]: value
-                for name, value in chosen.time._asdict().items()
-                if value or name not in RARE
-            },
-            memory={MEMORY_CAUSES.get(name, name): value for name, value in chosen.memory._asdict().items()},
-            limit_bytes=self.limit_bytes,
-            fits=self.fits,
-            limit=CAUSES[self.limit],
-            collectives=[
-                PageCollective(f"{one.collective} ({one.axis})", *one[2:]) for one in self.collectives
-            ],
-            others=[point_of(each, chosen) for each in self.next_best],
-            refused=[(each.change, _refusal_text(each)) for each in self.refused],
-            points=[point_of(each) for each in (chosen, *self.next_best, *plans)],
-            groups=RECOMPUTE_GROUPS,
-        )
-
-    def __str__(self) -> str:
-        return "\n".join([*self._head(), "", *self.page().lines()])
-
     def _tflops(self, recompute: str) -> float:
         return self.job.shape.step_flops(self.job.batch, recompute) / self.job.ranks / self.seconds / 1e12
 
-    def _head(self) -> Iterator[str]:
-        job, tokens = self.job, self.job.batch * self.job.shape.sequence
-        network = f", {job.links.name}" if job.cluster is None and job.links.name != job.hardware.name else ""
-        yield (
+    def _fields(self, plan: TrainingPlan) -> dict[str, Any]:
+        return msgspec.structs.asdict(plan)
+
+    def _change(self, plan: TrainingPlan) -> str:
+        return plan.changes(self.plan)
+
+    def _title(self) -> str:
+        job, name = self.job, self.job.hardware.name
+        count, network = f"{job.ranks} x {name}", ""
+        if job.cluster is not None:
+            count = f"{job.ranks} on hosts {name}"
+        elif job.links.name != name:
+            network = f", {job.links.name}"
+        return (
             f"{_count(job.shape.parameters)} parameters, {job.batch} sequences of "
-            f"{job.shape.sequence} a step, {self._accelerators()}{network}, {self.compute}"
+            f"{job.shape.sequence} a step, {count}{network}, {self.compute}"
         )
-        yield f"  {self.plan}"
+
+    def _about(self) -> Iterator[str]:
+        tokens = self.job.batch * self.job.shape.sequence
         again = f" ({self.model_tflops_per_gpu:.1f} of the model)" if self.plan.recompute != "none" else ""
         yield (
-            f"  {readable_time(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
+            f"{readable_time(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
             f"{self.tflops_per_gpu:.1f} TFLOP/s a GPU{again}"
         )
-        yield f"  efficiencies of {job.hardware.name}: {job.hardware.efficiency.source}"
+        yield f"efficiencies of {self.job.hardware.name}: {self.job.hardware.efficiency.source}"
+
+    def _memory(self) -> str:
         state = "fits" if self.fits else "DOES NOT FIT"
         best = f"; the best of {self.candidates:,} plans" if self.candidates > 1 else ""
-        used = f"{_gib(self.memory_bytes)} of {_gib(self.limit_bytes)} GiB"
-        yield f"  {used} on the fullest rank: {state}{best}"
-        yield from map(_host_line, self.hosts)
+        return f"{_used(self)} on the fullest rank: {state}{best}"
 
-    def _accelerators(self) -> str:
-        name, count = self.job.hardware.name, self.job.ranks
-        return f"{count} x {name}" if self.job.cluster is None else f"{count} on hosts {name}"
-
-
-def _host_line(each: HostUse) -> str:
-    first, last = each.ranks
-    layers = ",".join(f"{count}" for count in each.layers)
-    used = f"{_gib(each.memory_bytes)} of {_gib(each.limit_bytes)} GiB"
-    return f"    ranks {first} to {last}: {each.hosts}; layers {layers}; micro-batches of {each.rows}; {used}"
+    def _beside(self) -> Iterator[str]:
+        for each in self.hosts:
+            first, last = each.ranks
+            layers = ",".join(f"{count}" for count in each.layers)
+            rows = f"layers {layers}; micro-batches of {each.rows}"
+            yield f"  ranks {first} to {last}: {each.hosts}; {rows}; {_used(each)}"
 
 
-def _refusal_text(each: RefusedNeighbour) -> str:
-    """The byte or the second that refuses a neighbour."""
-    if each.problem:
-        return each.problem
-    slower = signed_time(each.excess_s)
-    if each.excess_bytes:
-        return f"{_gib(each.excess_bytes)} GiB too many; {slower}"
-    return f"{slower} ({CAUSES[each.cause[0]]} {signed_time(each.cause[1])})"
+def _used(of: PlanChoice | HostUse) -> str:
+    return f"{of.memory_bytes / GIB:.2f} of {of.limit_bytes / GIB:.2f} GiB"
 
 
 def _count(number: int) -> str:
     if number < 1e6:
         return f"{number:,}"
     return f"{number / 1e9:.4g} billion" if number >= 1e9 else f"{number / 1e6:.4g} million"
-
-
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / GIB:.2f}"
 
 
 SHOWN = 6
@@ -332,7 +248,8 @@ def _choice(model: PlanModel, best: list[PricedPlan], candidates: int, runtime: 
     chosen, *others = best
     collectives = model.collectives(chosen.plan)
     refused = refused_neighbours(model, chosen, runtime)
-    return PlanChoice(model.job, chosen, collectives, others, refused, candidates)
+    hosts = model.placement(chosen.plan)
+    return PlanChoice(chosen, collectives, others, refused, candidates, model.job, hosts)
 
 
 def _check_asked(plan: object, fix: object, runtime: object) -> None:

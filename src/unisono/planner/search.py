@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from unisono.planner.choice import RefusedPlan, nearest_first
 from unisono.planner.hardware import MOST_KINDS, Cluster
 from unisono.planner.memory import MemoryUse
 from unisono.planner.plan_model import PlanModel
@@ -40,7 +41,6 @@ from unisono.planner.training_plan import (
 __all__ = [
     "PlanTree",
     "PricedPlan",
-    "RefusedNeighbour",
     "SearchResult",
     "beside",
     "best_first",
@@ -286,6 +286,21 @@ class PricedPlan(NamedTuple):
     excess_bytes: int
 
     @property
+    def seconds(self) -> dict[str, float]:
+        """Those of the step by cause."""
+        return self.time._asdict()
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The bytes of the fullest rank by cause."""
+        return self.memory._asdict()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Their sum."""
+        return self.memory.total
+
+    @property
     def order(self) -> tuple[Any, ...]:
         """Faster is first; of equally fast ones the smaller, then the simpler."""
         plan = self.plan
@@ -397,45 +412,26 @@ def best_first(
 # ---- why not otherwise -----------------------------------------------------------------------------------
 
 
-class RefusedNeighbour(NamedTuple):
-    """A plan that differs in one choice.
-
-    Attributes:
-        change: the fields that differ, such as "zero=1".
-        problem: why it cannot be run; "" if it can.
-        excess_bytes: memory above the limit; 0: it fits.
-        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit.
-        cause: the part of the step that grows most, and its seconds.
-    """
-
-    change: str
-    problem: str
-    excess_bytes: int
-    excess_s: float
-    cause: tuple[str, float]
-
-
 def refused_neighbours(
     model: PlanModel, chosen: PricedPlan, runtime: Runtime | None = None
-) -> list[RefusedNeighbour]:
+) -> list[RefusedPlan]:
     """All plans one step away, those that memory refuses first, then the nearest."""
-    found = [_refused(model, chosen, plan, runtime) for plan in _neighbours(model, chosen.plan)]
-    return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s))
+    return nearest_first(_refused(model, chosen, plan, runtime) for plan in _neighbours(model, chosen.plan))
 
 
 def _refused(
     model: PlanModel, chosen: PricedPlan, plan: TrainingPlan, runtime: Runtime | None
-) -> RefusedNeighbour:
+) -> RefusedPlan:
     change = plan.changes(chosen.plan)
     if problem := plan.problem(model.job, runtime):
-        return RefusedNeighbour(change, problem, 0, 0.0, ("", 0.0))
+        return RefusedPlan(change, problem, 0, None, ("", 0.0))
     priced = price(model, plan)
     grown = [
         (now - before, name)
         for name, now, before in zip(priced.time._fields, priced.time, chosen.time, strict=True)
     ]
     seconds, name = max(grown)
-    return RefusedNeighbour(
+    return RefusedPlan(
         change, "", priced.excess_bytes, priced.time.total - chosen.time.total, (name, seconds)
     )
 

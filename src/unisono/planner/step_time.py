@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unisono.planner.collectives import GroupPrices, PlannedCollective
+from unisono.planner.choice import PricedCollective
+from unisono.planner.collectives import GroupPrices
 from unisono.planner.layer_time import (
     ComputeTime,
     LayerPrices,
@@ -59,7 +60,7 @@ class _DataPhase(NamedTuple):
 
 def _data_collectives(
     job: TrainingJob, plan: TrainingPlan, elements: RankElements, rank: _RankTime, prices: GroupPrices
-) -> list[PlannedCollective]:
+) -> list[PricedCollective]:
     """Gradients and gathered parameters of a step."""
     if plan.copies == 1:
         return []
@@ -75,7 +76,7 @@ def _data_collectives(
         for call, seconds in zip(phase.calls, once, strict=True):
             waited = exposed * seconds / total if total else 0.0
             found.append(
-                PlannedCollective(
+                PricedCollective(
                     call.name,
                     call.axis,
                     call.size,
@@ -278,13 +279,15 @@ class HostModel:
             experts=count * layers.experts,
             messages=count * self._messages_s(plan) + self._table_s(plan),
             bubble=0.0,
-            data=sum(each.exposed for each in _data_collectives(job, plan, elements, found, self.prices)),
+            data=sum(
+                each.exposed or 0.0 for each in _data_collectives(job, plan, elements, found, self.prices)
+            ),
             codec=_codec_s(job, plan, elements),
             swap=_swap_s(job, plan, elements, found, update),
             update=update,
         )
 
-    def collectives(self, plan: TrainingPlan, rank: int, elements: RankElements) -> list[PlannedCollective]:
+    def collectives(self, plan: TrainingPlan, rank: int, elements: RankElements) -> list[PricedCollective]:
         """The collectives of a step of one rank, those that take longest first; equal calls are one entry."""
         time = self._rank_time(plan, rank)
         found = [
@@ -292,10 +295,10 @@ class HostModel:
             *self._message_list(plan),
             *_data_collectives(self.job, plan, elements, time, self.prices),
         ]
-        equal: dict[tuple[str, str, float], PlannedCollective] = {}
+        equal: dict[tuple[str, str, float], PricedCollective] = {}
         for each in found:
             key = each.collective, each.axis, each.nbytes
-            equal[key] = equal[key].plus(each) if key in equal else each
+            equal[key] = _added(equal[key], each) if key in equal else each
         return sorted(equal.values(), key=lambda each: -each.seconds)
 
     def pace(self, plan: TrainingPlan, rank: int) -> RankPace:
@@ -354,18 +357,18 @@ class HostModel:
         """Of a micro-batch on one rank: forward and backward, for each of its stages."""
         return 2 * plan.interleave * self._message_s(plan) if plan.pipeline > 1 else 0.0
 
-    def _message_list(self, plan: TrainingPlan) -> list[PlannedCollective]:
+    def _message_list(self, plan: TrainingPlan) -> list[PricedCollective]:
         if plan.pipeline == 1:
             return []
         count = plan.micro_batches(self.job.batch)
         seconds = count * self._messages_s(plan)
         nbytes = self._activation_bytes(plan) / plan.tensor
         found = [
-            PlannedCollective("send", "pipeline", 2, nbytes, 2 * plan.interleave * count, seconds, seconds)
+            PricedCollective("send", "pipeline", 2, nbytes, 2 * plan.interleave * count, seconds, seconds)
         ]
         if table_s := self._table_s(plan):
             found.append(
-                PlannedCollective("all_reduce", "pipeline", 2, self._table_bytes(plan), 1, table_s, table_s)
+                PricedCollective("all_reduce", "pipeline", 2, self._table_bytes(plan), 1, table_s, table_s)
             )
         return found
 
@@ -383,3 +386,9 @@ class HostModel:
             return 0.0
         stride = plan.copies * plan.tensor * (plan.pipeline - 1)
         return self.prices.collective_s("all_reduce", 2, stride, self._table_bytes(plan))
+
+
+def _added(one: PricedCollective, more: PricedCollective) -> PricedCollective:
+    """More of the same calls."""
+    exposed = (one.exposed or 0.0) + (more.exposed or 0.0)
+    return one._replace(calls=one.calls + more.calls, seconds=one.seconds + more.seconds, exposed=exposed)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.errors import UnfitError
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
-
-from .collectives import PricedCollective
+from unisono.planner.choice import PricedCollective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -66,10 +66,9 @@ from .dry_replicas import DryCompression, DrySwap
 from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, StorageWatch, allowed, kernel_memory
 
 if TYPE_CHECKING:
+    from unisono.parallel.costs.task import TrainingTask
     from unisono.parallel.experts.axis import ExpertAxis
     from unisono.parallel.structure import ModelStructure
-
-    from .task import TrainingTask
 
 __all__ = ["DryRun"]
 
