@@ -5,7 +5,7 @@ A test uses a name of it for a part of the arithmetic that no plan shows by itse
 # ruff: noqa: F401
 
 from unisono.planner.choice import ChoicePage, PricedCollective, TradePoint
-from unisono.planner.collectives import places_hit
+from unisono.planner.collectives import RankLayout, collective_s, interconnect_of, places_hit
 from unisono.planner.compute_calibration import (
     ComputeCalibration,
     Measurement,
@@ -17,7 +17,6 @@ from unisono.planner.compute_calibration import (
     recall_compute,
 )
 from unisono.planner.hardware import HostMemory, LinkRate, find_cluster, shipped
-from unisono.planner.interconnect import RankLayout, collective_s, interconnect_of
 from unisono.planner.memory import RankElements, layer_activations, model_states
 from unisono.planner.model_config import MODEL_TYPES, named_models, read_shape
 from unisono.planner.operator_costs import (

@@ -13,8 +13,7 @@ from unisono.parallel.context.layout import PositionSpan
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.collectives import CollectiveCosts, LinkCosts, RankGroups
 from unisono.parallel.costs.forecast import ForecastCheck
-from unisono.parallel.costs.operator_kinds import PRICED, OperatorPoint, point_of
-from unisono.parallel.costs.operator_prices import HostStarts, OperatorPrices
+from unisono.parallel.costs.operators import PRICED, HostStarts, OperatorPoint, OperatorPrices, point_of
 from unisono.parallel.costs.step_parts import HostPrices, ParameterSizes, StageStarts, StepParts
 from unisono.parallel.costs.step_time import (
     COMPARED,

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from unisono.planner.choice import PricedCollective
-from unisono.planner.collectives import GroupPrices
+from unisono.planner.collectives import GroupPrices, interconnect_of
 from unisono.planner.hardware import Cluster
-from unisono.planner.interconnect import interconnect_of
 from unisono.planner.memory import MemoryUse, RankElements, RankParts
 from unisono.planner.stages import layers_of_rank
 from unisono.planner.step_time import HostModel, LeastPace, RankPace, StepTime

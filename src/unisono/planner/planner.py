@@ -13,8 +13,8 @@ from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.networks.quantities import readable_size, readable_time
 from unisono.planner.choice import Choice
+from unisono.planner.collectives import interconnect_of
 from unisono.planner.hardware import Cluster, Hardware, HostKind, Hosts, find_cluster, find_hardware
-from unisono.planner.interconnect import interconnect_of
 from unisono.planner.plan_model import HostUse, PlanModel
 from unisono.planner.search import PlanTree, PricedPlan, price, refused_neighbours, search
 from unisono.planner.shape import TransformerShape

@@ -13,8 +13,7 @@ import msgspec
 
 from unisono.engine.base.validation import flag, positive, text, whole
 from unisono.errors import UnfitError
-from unisono.planner.hardware import Cluster, Hardware
-from unisono.planner.interconnect import Interconnect
+from unisono.planner.hardware import Cluster, Hardware, Interconnect
 from unisono.planner.shape import TransformerShape
 
 __all__ = [

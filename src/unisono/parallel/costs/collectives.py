@@ -22,8 +22,8 @@ from unisono.engine.group.codec_arguments import BLOCK_OF_ALL
 from unisono.engine.group.codec_planning import coded_algorithm
 from unisono.errors import UnfitError
 from unisono.planner.choice import PricedCollective
-from unisono.planner.hardware import slowest
-from unisono.planner.interconnect import Interconnect, RankLayout, collective_s, interconnect_of, message_s
+from unisono.planner.collectives import RankLayout, collective_s, interconnect_of, message_s
+from unisono.planner.hardware import Interconnect, slowest
 from unisono.plans.coded_edges import ALL, BETWEEN
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.optimizers import Parameters
 
 from .collectives import CollectiveCosts, LinkCosts, RankGroups
-from .operator_prices import OperatorPrices
+from .operators import OperatorPrices
 from .step_parts import HostPrices
 
 if TYPE_CHECKING:

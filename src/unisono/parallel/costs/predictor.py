@@ -34,7 +34,7 @@ from unisono.torch_internals.training import module_at
 from .collectives import SpreadExperts, attention_exchange, expert_exchanges
 from .forecast import StepForecast
 from .host_prices import HostPricing, ModelTrial, should_try, source_of
-from .operator_prices import OperatorPrices
+from .operators import OperatorPrices
 from .parameter_work import compressed_gradients
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StageStarts, StepParts
 from .step_time import collective_calls, step_forecast

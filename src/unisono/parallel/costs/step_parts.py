@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from unisono.planner.compute_calibration import RuntimeCosts, SharedSteps
 
     from .collectives import Collectives, PricedExchange, RankGroups
-    from .operator_prices import OperatorPrices
+    from .operators import OperatorPrices
     from .trace import ModuleCall, TracedMove, TracedStep
 
 __all__ = [

@@ -18,7 +18,7 @@ from unisono.planner.choice import PricedCollective
 
 from .collectives import FEW_BYTES, ROUTED, Collectives, PricedExchange
 from .forecast import CAUSES, StepForecast
-from .operator_prices import HostStarts
+from .operators import HostStarts
 from .parameter_work import DataWork, ParameterWork
 from .step_parts import StepParts
 

@@ -61,8 +61,7 @@ from unisono.torch_internals.dtensor import handle_parts
 from unisono.torch_internals.fake import READ, is_about_data
 from unisono.torch_internals.lone_rank import lone_rank
 
-from .dry_axes import DryContext, spread_by_chance
-from .dry_replicas import DryCompression, DrySwap
+from .dry_axes import DryCompression, DryContext, DrySwap, spread_by_chance
 from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, StorageWatch, allowed, kernel_memory
 
 if TYPE_CHECKING:
