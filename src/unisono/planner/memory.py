@@ -146,10 +146,12 @@ def model_states(elements: RankElements, plan: TrainingPlan, job: TrainingJob) -
     Example (bf16, reduce="low"): 7.5e9 elements and 64 data ranks take 120, 31.4, 16.6 and 1.88 GB under
     ZeRO 0 to 3.
     """
-    whole, part = elements.total, elements.shared(plan)
-    widths = zip((job.width, job.gradient_bytes, job.moment_bytes), (3, 2, 1), strict=True)
-    parameters, gradients, moments = (width * (whole if plan.zero < at else part) for width, at in widths)
-    return parameters, gradients, moments
+    whole, part, zero = elements.total, elements.shared(plan), plan.zero
+    return (
+        job.width * (part if zero == 3 else whole),
+        job.gradient_bytes * (part if zero >= 2 else whole),
+        job.moment_bytes * (part if zero else whole),
+    )
 
 
 class RankParts(NamedTuple):
@@ -182,12 +184,12 @@ class MemoryModel:
         self._activations: dict[tuple[object, ...], tuple[float, float]] = {}
         self._elements: dict[tuple[int, int], LayerElements] = {}
 
-    def excess_bytes(self, plan: TrainingPlan, use: MemoryUse, elements: RankElements) -> int:
-        """What is missing of a rank's memory, or of its host's; 0: the plan fits."""
-        found, host = use.total - self.job.limit_bytes, self.job.hardware.host
-        if plan.swap != "none" and host is not None:
-            found = max(found, ceil(self.host_bytes(plan, elements)) - host.nbytes)
-        return max(0, found)
+    def missing_of_host(self, plan: TrainingPlan, elements: RankElements) -> int:
+        """What is missing of the host's memory; 0, or less: what the rank swaps has room."""
+        host = self.job.hardware.host
+        return (
+            0 if plan.swap == "none" or host is None else ceil(self.host_bytes(plan, elements)) - host.nbytes
+        )
 
     def host_bytes(self, plan: TrainingPlan, elements: RankElements) -> float:
         """What a rank has in host memory."""

@@ -8,7 +8,6 @@ first rank of a pipeline, the last one, and those between them are the parts.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from unisono.planner.collectives import GroupPrices, interconnect_of
 from unisono.planner.hardware import Cluster
 from unisono.planner.memory import MemoryUse, RankElements, RankParts
 from unisono.planner.stages import layers_of_rank
-from unisono.planner.step_time import HostModel, LeastPace, RankPace, StepTime
+from unisono.planner.step_time import HostModel, LeastPace, StepTime
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 __all__ = ["HostUse", "MemoryNeed", "PlanModel", "PlanParts", "with_layers"]
@@ -33,17 +32,15 @@ def with_layers(job: TrainingJob, plan: TrainingPlan) -> TrainingPlan:
     return msgspec.structs.replace(plan, layers=layers)
 
 
-@dataclass(eq=False)
 class PlanPart:
     """Ranks that are alike: the model of their hosts, their plan, one of their ranks of the pipeline.
 
-    `alike` ranks of the pipeline are like this one, with itself.
+    `alike` ranks of the pipeline are like this one, with itself. `pace`: what a micro-batch takes there.
     """
 
-    model: HostModel
-    plan: TrainingPlan
-    rank: int
-    alike: int
+    def __init__(self, model: HostModel, plan: TrainingPlan, rank: int, alike: int = 1) -> None:
+        self.model, self.plan, self.rank, self.alike = model, plan, rank, alike
+        self.pace = model.pace(plan, rank)
 
     def of(self, plan: TrainingPlan) -> TrainingPlan:
         """Another plan with the same stages, as this part has it."""
@@ -57,33 +54,26 @@ class PlanPart:
         """What such a rank has, however its states are shared."""
         return self.model.memory.part(self.plan, self.rank)
 
-    @cached_property
-    def pace(self) -> RankPace:
-        """What a micro-batch takes there."""
-        return self.model.pace(self.plan, self.rank)
-
 
 class PlanParts(list[PlanPart]):
     """The parts of all plans with the same stages."""
 
-    @cached_property
+    @property
     def slowest(self) -> PlanPart:
         """The part that sets the pace."""
         return max(self, key=lambda part: part.pace.micro_batch_s)
 
+    @property
+    def fill_s(self) -> float:
+        """What all ranks of a pipeline add to its filling and draining."""
+        return sum(part.alike * part.pace.fill_s for part in self)
+
     @cached_property
     def most_elements(self) -> RankElements:
         """Those of the fullest rank on such hosts as the slowest part has: all wait for its data axis."""
-        alike = (part.memory.elements for part in self if part.model is self.slowest.model)
+        model = self.slowest.model
+        alike = (part.memory.elements for part in self if part.model is model)
         return max(alike, key=lambda each: each.total)
-
-    @cached_property
-    def fills_s(self) -> tuple[float, float]:
-        """What all ranks of a pipeline add to its filling and draining, and the most that one does."""
-        return (
-            sum(part.alike * part.pace.fill_s for part in self),
-            max(part.pace.fill_s for part in self),
-        )
 
 
 class MemoryNeed(NamedTuple):
@@ -155,12 +145,12 @@ class PlanModel:
         size, placed = plan.context * plan.tensor, job.cluster.placed(plan.order)
         if any(each.begin % size or each.end % size for each in placed):
             kinds = tuple(range(len(placed)))
-            return PlanParts([PlanPart(self._model(plan.compute, kinds, job.ranks, job.batch), plan, 0, 1)])
+            return PlanParts([PlanPart(self._model(plan.compute, kinds, job.ranks, job.batch), plan, 0)])
         found = PlanParts()
         for each, rows in zip(placed, plan.rows or [plan.micro_batch] * len(placed), strict=True):
             batch = job.batch // plan.micro_batch * rows
             model = self._model(plan.compute, (each.kind,), math.gcd(each.begin, each.end), batch)
-            found.append(PlanPart(model, msgspec.structs.replace(plan, micro_batch=rows), 0, 1))
+            found.append(PlanPart(model, msgspec.structs.replace(plan, micro_batch=rows), 0))
         return found
 
     def placement(self, plan: TrainingPlan) -> list[HostUse]:
@@ -217,7 +207,7 @@ class PlanModel:
         time = slowest.model.step(slowest.of(plan), slowest.rank, parts.most_elements)
         if plan.pipeline == 1:
             return time
-        return time._replace(bubble=parts.fills_s[0] - slowest.pace.fill_s)
+        return time._replace(bubble=parts.fill_s - slowest.pace.fill_s)
 
     def collectives(self, plan: TrainingPlan) -> list[PricedCollective]:
         """The collectives of a step of the slowest part, those that take longest first."""
@@ -235,8 +225,10 @@ class PlanModel:
             ]
             return count * max(paces) + (sum(paces) - max(paces)) / plan.interleave
         parts = self.parts(plan)
-        every, most = parts.fills_s if plan.pipeline > 1 else (0.0, 0.0)
-        return count * parts.slowest.pace.micro_batch_s + every - most
+        found = count * parts.slowest.pace.micro_batch_s
+        if plan.pipeline > 1:
+            found += parts.fill_s - max(part.pace.fill_s for part in parts)
+        return found
 
     def least_of_axes_s(self, plan: TrainingPlan) -> float:
         """A bound: no plan with these axes is faster, whatever its stages and rows are.
@@ -290,14 +282,15 @@ class PlanModel:
 
     def memory(self, plan: TrainingPlan, parts: PlanParts | None = None) -> MemoryNeed:
         """That of the rank that has least to spare."""
-        found = []
+        found, excess = list[MemoryNeed](), 0
         for part in parts or self.parts(plan):
             own, memory = part.of(plan), part.model.memory
-            use = memory.use(own, part.memory)
-            excess = memory.excess_bytes(own, use, part.memory.elements)
-            found.append(MemoryNeed(use, part.model.job.limit_bytes, excess))
-        fullest = max(found, key=lambda need: need.use.total - need.limit_bytes)
-        return fullest._replace(excess_bytes=max(need.excess_bytes for need in found))
+            use, limit = memory.use(own, part.memory), part.model.job.limit_bytes
+            missing = use.total - limit
+            excess = max(excess, missing, memory.missing_of_host(own, part.memory.elements))
+            if not found or missing > found[0].use.total - found[0].limit_bytes:
+                found = [MemoryNeed(use, limit, 0)]
+        return found[0]._replace(excess_bytes=excess)
 
     def least_bytes(self, plan: TrainingPlan, parts: PlanParts | None = None) -> float:
         """A bound: no sharing, swapping or codec of these stages takes less.

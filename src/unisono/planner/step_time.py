@@ -302,10 +302,19 @@ class HostModel:
         return sorted(equal.values(), key=lambda each: -each.seconds)
 
     def pace(self, plan: TrainingPlan, rank: int) -> RankPace:
-        """What a micro-batch takes on one rank of the pipeline."""
-        time = self._rank_time(plan, rank)
-        one = time.time.total + time.output.total_s + self._messages_s(plan)
-        return RankPace(one, self._fill_s(plan, time.time, one))
+        """What a micro-batch takes on one rank of the pipeline.
+
+        The others fill and drain it: (p-1)/v stages in all, Narayanan et al., 2021, section 2.2. ZB-H1 fills
+        the time of the weights' gradients: Qi et al., 2023 (arXiv:2401.10241), table 2.
+        """
+        layers, messages = layers_of_rank(self.job.shape, plan, rank), self._messages_s(plan)
+        one = self._layers.total_s(plan, layers) + messages
+        if rank == plan.pipeline - 1:
+            one += self._output(plan).total_s
+        if plan.schedule != "zb-h1":
+            return RankPace(one, one / plan.interleave)
+        time, message = self._layers.layers(plan, layers), messages / 2
+        return RankPace(one, time.forward + message + max(0.0, time.backward + message - 2 * time.weights))
 
     def least_pace(self, plan: TrainingPlan, *, last: bool) -> LeastPace:
         """What no rank of a pipeline is below; the last one has the output matrix."""
@@ -316,17 +325,6 @@ class HostModel:
         return LeastPace(min(each.total for each in layers), min(each.forward for each in layers), end_s)
 
     # ---- parts -------------------------------------------------------------------------------------------
-
-    def _fill_s(self, plan: TrainingPlan, layers: LayerTime, one_s: float) -> float:
-        """What a rank adds to the filling and the draining of a pipeline, where it takes `one_s` each time.
-
-        (p-1)/v stages in all: Narayanan et al., 2021, section 2.2. ZB-H1 fills the time of the weights'
-        gradients: Qi et al., 2023 (arXiv:2401.10241), table 2.
-        """
-        if plan.schedule != "zb-h1":
-            return one_s / plan.interleave
-        message = self._messages_s(plan) / 2
-        return layers.forward + message + max(0.0, layers.backward + message - 2 * layers.weights)
 
     def _rank_time(self, plan: TrainingPlan, rank: int) -> _RankTime:
         layers = layers_of_rank(self.job.shape, plan, rank)

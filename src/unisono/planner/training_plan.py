@@ -175,6 +175,7 @@ NUMBERS = {**dict.fromkeys(SIZES, (1, MOST)), "shard": (0, MOST), "tail": (0, MO
 
 CHOICES = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "swap": SWAPS}
 LISTS = ("order", "layers", "rows")
+NO_LISTS = ((), (), ())
 MOST_TAIL = 8
 """Larger ones are not searched."""
 
@@ -231,16 +232,16 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 whole(value, name, least, most)
-        flag(self.sequence, "sequence")
+        if type(self.sequence) is not bool:
+            flag(self.sequence, "sequence")
         for name, allowed in CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} is {text(value, name)!r}, expected {', '.join(allowed)}")
         if self.codec not in CODECS:
             codec_rank(self.codec)
         text(self.compute, "compute")
-        for name in LISTS:
-            if (values := getattr(self, name)) != ():
-                _check_list(values, name)
+        for name in LISTS if (self.order, self.layers, self.rows) != NO_LISTS else ():
+            _check_list(getattr(self, name), name)
 
     def __str__(self) -> str:
         shown = ("data", "tensor", "pipeline", "micro_batch")
