@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from unisono.planner.choice import PricedCollective
+from unisono.planner.choice_page import PricedCollective
 from unisono.planner.collectives import GroupPrices, interconnect_of
 from unisono.planner.hardware import Cluster
 from unisono.planner.memory import MemoryUse, RankElements, RankParts

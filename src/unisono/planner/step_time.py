@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unisono.planner.choice import PricedCollective
+from unisono.planner.choice_page import PricedCollective
 from unisono.planner.collectives import GroupPrices
 from unisono.planner.layer_time import (
     ComputeTime,

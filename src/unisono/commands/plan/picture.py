@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from unisono.planner import PlanChoice
-from unisono.planner.choice import trade_svg
+from unisono.planner.choice_page import trade_svg
 from unisono.planner.search import PricedPlan
 
 __all__ = ["svg"]

@@ -21,7 +21,7 @@ from unisono.engine.costs.tuner import Tuner
 from unisono.engine.group.codec_arguments import BLOCK_OF_ALL
 from unisono.engine.group.codec_planning import coded_algorithm
 from unisono.errors import UnfitError
-from unisono.planner.choice import PricedCollective
+from unisono.planner.choice_page import PricedCollective
 from unisono.planner.collectives import RankLayout, collective_s, interconnect_of, message_s
 from unisono.planner.hardware import Interconnect, slowest
 from unisono.plans.coded_edges import ALL, BETWEEN

@@ -26,7 +26,7 @@ from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_start
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
-from unisono.planner.choice import PricedCollective
+from unisono.planner.choice_page import PricedCollective
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 from unisono.planner.operator_costs import BY_BYTES
 from unisono.torch_internals.training import module_at

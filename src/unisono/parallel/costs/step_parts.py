@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.errors import UnfitError
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
-from unisono.planner.choice import PricedCollective
+from unisono.planner.choice_page import PricedCollective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

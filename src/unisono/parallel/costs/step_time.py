@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
-from unisono.planner.choice import PricedCollective
+from unisono.planner.choice_page import PricedCollective
 
 from .collectives import FEW_BYTES, ROUTED, Collectives, PricedExchange
 from .forecast import CAUSES, StepForecast
