@@ -108,7 +108,7 @@ class Choice:
     @property
     def limit(self) -> str:
         """The cause that takes the largest share of the step."""
-        return max(self.chosen.seconds.items(), key=lambda item: item[1])[0]
+        return str(max(self.chosen.seconds.items(), key=lambda item: item[1])[0])
 
     def record(self) -> dict[str, Any]:
         """All of it as JSON has it; seconds and bytes. docs/planner.md lists the fields."""

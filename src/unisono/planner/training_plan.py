@@ -232,8 +232,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 whole(value, name, least, most)
-        if type(self.sequence) is not bool:
-            flag(self.sequence, "sequence")
+        flag(self.sequence, "sequence")
         for name, allowed in CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} is {text(value, name)!r}, expected {', '.join(allowed)}")

@@ -184,7 +184,7 @@ class ModelTrial:
             task = self._task
             model, loss = model_copy((task.model, task.loss or own_loss))
             trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-            made = [] if task.optimizer is None else task.optimizer(Parameters(trained))
+            made: Any = [] if task.optimizer is None else task.optimizer(Parameters(trained))
             optimizers = made if isinstance(made, (list, tuple)) else [made]
             parameters = [*trained.values()]
             inputs, targets = two(cut_rows(task.sample, 0, rows), own_loss=task.own_loss)

@@ -102,7 +102,7 @@ class ModelChoice(Choice):
     @property
     def forecast(self) -> StepForecast:
         """The step as predicted, with the peak of rank 0 if that is the fullest: a run compares both."""
-        chosen = self.chosen
+        chosen: PlanForecast = self.chosen
         return replace(chosen.time, memory_bytes=None if chosen.rank else chosen.peak.nbytes or None)
 
     @property

@@ -473,14 +473,14 @@ class _DryStep:
 
     def _optimizers(self, units: DataAxis, trained: dict[str, nn.Parameter]) -> list[Any]:
         """Make the optimizers, and their state."""
-        watch, cut = self._watch, has_cut_parameters(trained.values())
-        if not trained:
+        watch, cut, make = self._watch, has_cut_parameters(trained.values()), self._task.optimizer
+        if not trained or make is None:
             return []
         if cut:
             handle_parts()
         with watch.labelled("moments"), watch.reading(READ):
             given = Parameters(trained)
-            made = self._task.optimizer(given)  # some make their state at once
+            made = make(given)  # some make their state at once
             optimizers = optimizers_of(made, given, swap=isinstance(units, DrySwap))
             for value in trained.values() if not isinstance(units, DrySwap) else ():
                 mine = local(value.detach())
