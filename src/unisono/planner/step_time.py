@@ -35,25 +35,21 @@ class _Copies(NamedTuple):
     stride: int
     replicas: int
 
-    @property
-    def all(self) -> int:
-        return self.sharers * self.replicas
-
-
-class _LayerwiseCall(NamedTuple):
-    """A collective on a whole buffer of `nbytes`, which is cut into layers."""
-
-    name: str
-    axis: str
-    size: int
-    stride: int
-    nbytes: float
+    def group(self, who: str) -> tuple[int, int, float]:
+        """The size and the stride of a group, and the elements that it exchanges."""
+        return {
+            "sharers": (self.sharers, self.stride, self.elements),
+            "replicas": (self.replicas, self.stride * self.sharers, self.elements / self.sharers),
+            "all": (self.sharers * self.replicas, self.stride, self.elements),
+        }[who]
 
 
 class _DataPhase(NamedTuple):
-    """Calls that travel together, `times` in a step, beside `window_s` of compute."""
+    """Calls that travel together, `times` in a step, beside `window_s` of compute; `width`: of an element."""
 
-    calls: list[_LayerwiseCall]
+    name: str
+    who: str
+    width: float
     times: int
     window_s: float
 
@@ -61,30 +57,25 @@ class _DataPhase(NamedTuple):
 def _data_collectives(
     job: TrainingJob, plan: TrainingPlan, elements: RankElements, rank: _RankTime, prices: GroupPrices
 ) -> list[PricedCollective]:
-    """Gradients and gathered parameters of a step."""
+    """Gradients and gathered parameters of a step; buffers are cut into layers."""
     if plan.copies == 1:
         return []
-    found = []
-    for phase in _phases(job, plan, _copies(plan, elements), rank):
-        units = rank.layers.total
-        once = [
-            units * prices.collective_s(each.name, each.size, each.stride, each.nbytes / units)
-            for each in phase.calls
+    found, units, copies = [], rank.layers.total, _copies(plan, elements)
+    for phase in _phases(job, plan, rank):
+        calls = [
+            (size, stride, count * phase.width / units)
+            for size, stride, count in (each.group(phase.who) for each in copies)
+            if size > 1
         ]
+        once = [units * prices.collective_s(phase.name, *call) for call in calls]
         total = sum(once)
         exposed = max(total / units, total - phase.window_s) if job.overlap else total
-        for call, seconds in zip(phase.calls, once, strict=True):
-            waited = exposed * seconds / total if total else 0.0
+        axis = "replica" if phase.who == "replicas" else "data"
+        for (size, _, nbytes), seconds in zip(calls, once, strict=True):
+            waited = phase.times * (exposed * seconds / total if total else 0.0)
+            calls_s = phase.times * seconds
             found.append(
-                PricedCollective(
-                    call.name,
-                    call.axis,
-                    call.size,
-                    call.nbytes / units,
-                    phase.times * units,
-                    phase.times * seconds,
-                    phase.times * waited,
-                )
+                PricedCollective(phase.name, axis, size, nbytes, phase.times * units, calls_s, waited)
             )
     return found
 
@@ -98,44 +89,18 @@ def _copies(plan: TrainingPlan, elements: RankElements) -> list[_Copies]:
     return found
 
 
-def _phases(
-    job: TrainingJob, plan: TrainingPlan, groups: list[_Copies], rank: _RankTime
-) -> Iterator[_DataPhase]:
-    count = plan.micro_batches(job.batch)
-
-    def calls(name: str, width: float) -> list[_LayerwiseCall]:
-        return [
-            _LayerwiseCall(name, "data", each.sharers, each.stride, each.elements * width)
-            for each in groups
-            if each.sharers > 1
-        ]
-
+def _phases(job: TrainingJob, plan: TrainingPlan, rank: _RankTime) -> Iterator[_DataPhase]:
     if plan.zero == 0:
-        width = _gradient_bytes(job, plan)
-        whole = [
-            _LayerwiseCall("all_reduce", "data", each.all, each.stride, each.elements * width)
-            for each in groups
-        ]
-        yield _DataPhase(whole, 1, rank.backward_s)
+        yield _DataPhase("all_reduce", "all", _gradient_bytes(job, plan), 1, rank.backward_s)
         return
-    rounds = count if plan.zero >= 2 else 1
+    rounds = plan.micro_batches(job.batch) if plan.zero >= 2 else 1
     window = rank.backward_s / (2 if plan.zero == 3 else 1)
-    yield _DataPhase(calls("reduce_scatter", job.gradient_bytes), rounds, window)
-    between = [
-        _LayerwiseCall(
-            "all_reduce",
-            "replica",
-            each.replicas,
-            each.stride * each.sharers,
-            each.elements * job.gradient_bytes / each.sharers,
-        )
-        for each in groups
-        if each.replicas > 1
-    ]
-    yield _DataPhase(between, 1, 0.0)
-    yield _DataPhase(calls("all_gather", job.width), rounds if plan.zero == 3 else 1, rank.time.forward)
+    gathers = rounds if plan.zero == 3 else 1
+    yield _DataPhase("reduce_scatter", "sharers", job.gradient_bytes, rounds, window)
+    yield _DataPhase("all_reduce", "replicas", job.gradient_bytes, 1, 0.0)
+    yield _DataPhase("all_gather", "sharers", job.width, gathers, rank.time.forward)
     if plan.zero == 3:
-        yield _DataPhase(calls("all_gather", job.width), rounds, window)
+        yield _DataPhase("all_gather", "sharers", job.width, rounds, window)
 
 
 def _gradient_bytes(job: TrainingJob, plan: TrainingPlan) -> float:
