@@ -27,7 +27,6 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/context/attention.py": "attention over ranks: two ways to run one call of it",
     "src/unisono/parallel/context/runtime.py": "one model: its programs, what they depend on, their runs",
     "src/unisono/parallel/context/rules.py": "the rule of each operator, and their table",
-    "src/unisono/parallel/costs/predictor.py": "StepPredictor: what plans share, and what each has alone",
     "src/unisono/parallel/costs/step_time.py": "a step on paper: its schedule, clocks and cores of its ranks",
     "src/unisono/parallel/costs/trace.py": "a trace: its parts, its recording, other rows from two",
     "src/unisono/parallel/elastic/transactions.py": "a call, a loss in it, the agreement",
@@ -53,11 +52,9 @@ WHOLE: dict[str, str] = {
     "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
     "tests/torch/model_fuzz/operators.py": "the operators of random programs, and their tables",
     "src/unisono/planner/hardware.py": "accelerators and hosts as data: what they have, and their files",
-    "src/unisono/planner/memory.py": "memory of a rank: of layers, of states, and bounds",
     "src/unisono/planner/operator_costs.py": "what operators take, by class, and its sources",
     "src/unisono/planner/planner.py": "un.plan: what is asked, how it is found, what is answered",
     "src/unisono/planner/search.py": "one search: the tree of plans, its bounds, neighbours",
-    "src/unisono/planner/step_time.py": "the time of a step: layers, pipeline, copies, swapping",
     "src/unisono/planner/training_plan.py": "a job and its plans: every field, and what speaks against one",
     "src/unisono/plans/proof.py": "the proof of a plan: one symbolic run, and what must hold at its end",
     "src/unisono/commands/launch/failures.py": "the failures of a job: read, ordered, reported once",
@@ -68,8 +65,8 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_350,
-    ("src/unisono/planner",): 5_800,
+    ("src/unisono/parallel",): 35_097,
+    ("src/unisono/planner",): 5_674,
     ("src", "csrc"): 109_910,
     ("tests",): 75_700,
 }

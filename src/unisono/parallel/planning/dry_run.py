@@ -61,15 +61,13 @@ from unisono.torch_internals.dtensor import handle_parts
 from unisono.torch_internals.fake import READ, is_about_data
 from unisono.torch_internals.lone_rank import lone_rank
 
-from .dry_axes import DryContext, spread_by_chance
-from .dry_replicas import DryCompression, DrySwap
+from .dry_axes import DryCompression, DryContext, DrySwap, spread_by_chance
 from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, StorageWatch, allowed, kernel_memory
 
 if TYPE_CHECKING:
+    from unisono.parallel.costs.task import TrainingTask
     from unisono.parallel.experts.axis import ExpertAxis
     from unisono.parallel.structure import ModelStructure
-
-    from .task import TrainingTask
 
 __all__ = ["DryRun"]
 
@@ -475,14 +473,14 @@ class _DryStep:
 
     def _optimizers(self, units: DataAxis, trained: dict[str, nn.Parameter]) -> list[Any]:
         """Make the optimizers, and their state."""
-        watch, cut = self._watch, has_cut_parameters(trained.values())
-        if not trained:
+        watch, cut, make = self._watch, has_cut_parameters(trained.values()), self._task.optimizer
+        if not trained or make is None:
             return []
         if cut:
             handle_parts()
         with watch.labelled("moments"), watch.reading(READ):
             given = Parameters(trained)
-            made = self._task.optimizer(given)  # some make their state at once
+            made = make(given)  # some make their state at once
             optimizers = optimizers_of(made, given, swap=isinstance(units, DrySwap))
             for value in trained.values() if not isinstance(units, DrySwap) else ():
                 mine = local(value.detach())

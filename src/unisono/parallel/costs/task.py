@@ -1,23 +1,23 @@
-"""What is to be trained, for a prediction: a model, its loss and optimizer, and a batch."""
+"""What is to be trained, for a prediction: a model, its loss and optimizer, a batch; and what is found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from unisono.parallel.batches import rows_of
-from unisono.parallel.costs.trace import TracedRows
 from unisono.parallel.graph.capture import CaptureError, Recorder
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.cut import Cut, KnownCuts
 from unisono.parallel.graph.program import Graph, writes_of
 from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.shapes import Shapes, searches_packed_texts, single_texts
+from unisono.parallel.loss_check import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_buffers import statistics_stand_apart
 from unisono.parallel.model_setup import forget_caches
@@ -25,34 +25,12 @@ from unisono.parallel.optimizers import Optimizer, Parameters
 from unisono.parallel.precision import BATCH_NORM
 from unisono.parallel.structure import ModelStructure, chained, structure_of
 
-from .memory_account import MemoryPeak
+from .trace import TracedRows
 
-__all__ = ["DeviceShapes", "TrainingTask"]
+if TYPE_CHECKING:
+    from unisono.parallel.planning.memory_account import MemoryPeak
 
-
-class DeviceShapes(Shapes):
-    """A copy of a model without values, on the device on which it is to train.
-
-    Args:
-        device_type: of what is on the meta device.
-    """
-
-    def __init__(self, model: nn.Module, device_type: str, also: Any = None) -> None:
-        self._device_type = device_type
-        super().__init__(model, also)
-        self.on_meta = False
-
-    def blank(self, value: Tensor) -> Tensor:
-        """A tensor like `value`, without values."""
-        if not value.is_meta:
-            return super().blank(value)
-        with self.mode, torch.no_grad():
-            made = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=self._device_type
-            )
-        if isinstance(value, nn.Parameter):
-            return nn.Parameter(made, requires_grad=value.requires_grad)
-        return made
+__all__ = ["TrainingTask"]
 
 
 @dataclass
@@ -60,7 +38,7 @@ class TrainingTask:
     """A model and everything else that decides what a step computes.
 
     Args:
-        model: as `parallelize` takes it.    optimizer, loss, pieces: likewise.
+        model: as `parallelize` takes it.    optimizer, loss, pieces, cuts: likewise. optimizer None: as Adam.
         sample: a batch, (inputs, targets), of any number of rows; without `loss` the inputs alone.
         batch: rows of a step, of all ranks.
         on_gpu: it is to train on GPUs, which this machine need not have: their allocator counts.
@@ -73,9 +51,10 @@ class TrainingTask:
     model: nn.Module
     sample: Any
     batch: int
-    optimizer: Optimizer
+    optimizer: Optimizer | None
     loss: Callable[[Any, Any], Any] | None
     pieces: Sequence[nn.Module] | None = None
+    cuts: dict[str, str] | None = None
     counts: bool = False  # the loss returns (sum, count)
     on_gpu: bool = False
     traces: TracedRows = field(default_factory=TracedRows)
@@ -85,6 +64,7 @@ class TrainingTask:
 
     def __post_init__(self) -> None:
         self.rows = rows_of(self.sample)
+        self._unchanged = UnchangedLoss(self.loss or own_loss)
         real = (value.device for value in self.model.parameters() if not value.is_meta)
         self.device_type = next(real, torch.get_default_device()).type
 
@@ -99,18 +79,22 @@ class TrainingTask:
         return self.loss is None
 
     def counted_loss(self, output: Any, targets: Any) -> Any:
-        """The loss that a run computes."""
-        return (self.loss or own_loss)(output, targets)
+        """The loss that a run computes. Call `restore` after the last step."""
+        return self._unchanged(output, targets)
 
-    def shapes(self) -> DeviceShapes:
+    def restore(self) -> None:
+        """Give parameters that the loss has of its own the gradients that they had."""
+        self._unchanged.restore()
+
+    def shapes(self) -> Shapes:
         """A copy without values; its `also` are the pieces. Like a run, it keeps no keys and values."""
-        made = DeviceShapes(self.model, self.device_type, self.pieces)
+        made = Shapes(self.model, self.pieces)
         forget_caches(made.model)
         return made
 
     def structure(self, model: nn.Module, pieces: Any, *, staged: bool = False) -> ModelStructure:
         """Its parts; of a copy, too. staged: see `structure_of`."""
-        return structure_of(model, pieces, None, staged=staged, own_loss=self.own_loss)
+        return structure_of(model, pieces, self.cuts, staged=staged, own_loss=self.own_loss)
 
     def inputs_of(self, batch: Any) -> Any:
         """What the model is called with."""
@@ -147,14 +131,21 @@ class TrainingTask:
         """
 
         def find() -> Cut:
-            made = self.shapes()
-            inputs, forward = self.blank_batch(rows, made)[0], None
-            shapes: Shapes = made
+            shapes, forward = self.shapes(), None
+            inputs = self.blank_batch(rows, shapes)[0]
+            structure = self.structure(shapes.model, shapes.also)
             if in_pieces:
-                structure = self.structure(made.model, made.also)
-                shapes, forward = Shapes(made.model, structure.pieces), chained(spreads=structure.spreads)
+                shapes, forward = Shapes(shapes.model, structure.pieces), chained(spreads=structure.spreads)
             with single_texts(single):
-                cut = prove(shapes, inputs, parts, forward=forward, opened=opened, sequence=sequence)
+                cut = prove(
+                    shapes,
+                    inputs,
+                    parts,
+                    forward=forward,
+                    kinds=structure.kinds,
+                    opened=opened,
+                    sequence=sequence,
+                )
             if not cut.dims:
                 raise CaptureError(f"tensor={parts} cuts nothing of the model")
             return cut
@@ -204,6 +195,8 @@ class TrainingTask:
         """Bytes that the optimizer keeps in the shapes of parameters; 0: it does not step without values."""
         model = self.shapes().model
         named = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        if self.optimizer is None:
+            return 0
         try:
             made = self.optimizer(Parameters(named))
             optimizers = made if isinstance(made, (list, tuple)) else [made]
