@@ -28,7 +28,7 @@ from torch.autograd.profiler import record_function
 from torch.nn import functional
 
 from unisono.parallel.context.exchange import total
-from unisono.parallel.generators import drawing, seed_of
+from unisono.parallel.generators import drawing, drawn_seed, seed_of
 from unisono.parallel.graph.noted_call import ModuleOp, noted_call
 from unisono.parallel.tensor_moves import move
 
@@ -223,5 +223,5 @@ class RowShares:
         """These ranks draw for other rows, and the same numbers afterwards."""
         if self.parts == 1:
             return nullcontext()
-        shared = int(torch.randint(2**62, (), device="cpu"))
+        shared = drawn_seed() or 0
         return drawing(seed_of(shared, self._place), device)

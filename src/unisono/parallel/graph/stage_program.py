@@ -16,17 +16,18 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from unisono.errors import UnfitError
 
-from .containers import strange_in
+from .containers import mapped, strange_in, tensors_in
+from .executor import ForwardCall, RunningModel, Step, Values, call_of, operator
 from .noted_call import CHECKS, ModuleOp
-from .program import HOOKS, Frame, Graph, Node, Ref, columns, refs, writes_of
+from .program import HOOKS, Frame, Graph, Node, Ref, columns, refs, replayed, writes_of, written_in
 from .rules import DRAWS
 
 __all__ = ["Item", "Stage", "StageError", "StageProgram", "StageStart", "choose_starts"]
@@ -322,24 +323,28 @@ class StageProgram:
         operators: everything runs operator by operator, and no module is called.
     Attributes:
         starts: where the stages but the first begin.
-        places: the operators with which they begin.
+        bounds: the operators with which they begin, and the end.
         stages: one after the other.
         surely_used: values that have a gradient if the loss takes any tensor of the result. Others may have
             none: a module takes them for nothing, or for one of several tensors.
         unused: names of parameters that no stage needs.
         open: modules (paths) that span stages.
         written: memory that some operator writes in place.
+        ends_with_loss: the program returns the loss of the model's output.
     Raises:
         StageError: the program cannot be cut there.
     """
+
+    ends_with_loss = False
 
     def __init__(
         self, graph: Graph, model: nn.Module, starts: Sequence[StageStart], *, operators: bool = False
     ) -> None:
         self.graph, self.starts = graph, list(starts)
-        self.written = {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}
-        self.places = [_place_of(graph, start) for start in starts]
-        if self.places != sorted(set(self.places)):
+        self.written = written_in(graph)
+        places = [_place_of(graph, start) for start in starts]
+        self.bounds = [0, *places, len(graph.nodes)]
+        if places != sorted(set(places)):
             raise StageError(f"{graph.model} calls the modules with which stages begin in another order")
         names = {id(value): name for name, value in reversed([*model.named_parameters()])}
         self._held = {
@@ -349,7 +354,7 @@ class StageProgram:
         self._open = {
             frame.number
             for frame in graph.frames
-            if operators or any(frame.first < place < frame.last for place in self.places)
+            if operators or any(frame.first < place < frame.last for place in places)
         }
         while leaks := self._build():
             self._open |= leaks
@@ -364,11 +369,12 @@ class StageProgram:
         for item in self._items:
             for storage in item.writes:
                 line = graph.nodes[item.first].line
-                if graph.values[storage].kind == "input":
+                if graph.values[storage].kind == "input" and places:
                     raise StageError(f"{graph.model} writes into its input, which every stage has, at {line}")
                 if graph.values[storage].kind == "constant" and item.frame is None:
                     raise StageError(f"{graph.model} writes into a tensor that is not its own, at {line}")
         self.stages = self._cut()
+        self._steps: dict[int, list[Step]] = {}
         self.surely_used = self._surely_used()
         self.unused = frozenset(names.values()).difference(*(stage.parameters for stage in self.stages))
         self._check_kept()
@@ -443,7 +449,7 @@ class StageProgram:
             frozenset(writes), frozenset(parameters), free,
         )  # fmt: skip
 
-    def _writes_state(self, storages: Iterator[int] | set[int] | frozenset[int]) -> bool:
+    def _writes_state(self, storages: Iterable[int]) -> bool:
         return any(self.graph.values[storage].kind in ("buffer", "parameter") for storage in storages)
 
     def _bind(self) -> None:
@@ -464,8 +470,7 @@ class StageProgram:
     # ---- stages ----
 
     def _cut(self) -> list[Stage]:
-        graph, values = self.graph, self.graph.values
-        bounds = [0, *self.places, len(graph.nodes)]
+        graph, values, bounds = self.graph, self.graph.values, self.bounds
         needed = {number for number in graph.outputs if self._travels(number)}
         stages: list[Stage] = []
         written: set[int] = set()  # memory that is written in this stage or a later one
@@ -553,6 +558,60 @@ class StageProgram:
     def _firsts(self, node: Node) -> list[int]:
         return [self.graph.frames[number].first for number in node.frames]
 
+    # ---- runs ----
+
+    def forward(self, root: Any, number: int, came: Sequence[Tensor], inputs: Any, targets: Any) -> Any:
+        """What a stage sends, or what the program returns; `root` has the stages of this rank.
+
+        Args:
+            came: from the stage before.
+        """
+        del targets
+        return root(number, came, inputs, ForwardCall(functools.partial(self.run, number)))
+
+    def run(
+        self,
+        number: int,
+        model: RunningModel,
+        came: Sequence[Tensor],
+        inputs: Any,
+        seed: int | None = None,
+    ) -> Any:
+        """The same, on the part of the model that has the stage."""
+        here, values = self.stages[number], Values(self.graph, model, seed)
+        values.update(zip(self._inputs, tensors_in(inputs), strict=True))
+        values.update(zip(here.comes, came, strict=True))
+        values.update((n, values[n].clone()) for n in here.fresh)
+        if number not in self._steps:
+            self._steps[number] = self._prepared(here, self.bounds[number : number + 2])
+        values.run(self._steps[number])
+        if number + 1 == len(self.stages):
+            return mapped(self.graph.result, values.resolve, Ref)
+        return tuple(values[n].view_as(values[n]) if n in here.comes else values[n] for n in here.goes)
+
+    @functools.cached_property
+    def _inputs(self) -> list[int]:
+        return [value.number for value in self.graph.values if value.kind == "input"]
+
+    def _prepared(self, stage: Stage, _bounds: Sequence[int]) -> list[Step]:
+        """The steps of a stage."""
+        found, last = list[Step](), dict[int, int]()
+        last |= {number: item.first for item in stage.items for number in item.reads}
+        last |= dict.fromkeys((*stage.goes, *stage.result), len(self.graph.nodes))
+        for item in stage.items:
+            if item.frame is None:
+                node = self.graph.nodes[item.first]
+                found.append(operator(node, replayed(node, self.graph, self.written)))
+            else:
+                found.append(call_of(item.frame, self.graph, item.renames))
+            found[-1].drops = [n for n in {*item.reads, *item.makes} if last.get(n, -1) < item.last]
+        return found
+
+    def sends_unused(self, number: int) -> bool:
+        """Whether a stage sends what may have no gradient."""
+        values = self.graph.values
+        return any(values[n].differentiable and n not in self.surely_used for n in self.stages[number].goes)
+
     def __str__(self) -> str:
         """A table: what each stage runs, and what it sends for the rows of the sample."""
         graph = self.graph
@@ -580,10 +639,11 @@ class StageProgram:
     @functools.cached_property
     def digest(self) -> str:
         """What all ranks must have alike, as a short text."""
-        graph = self.graph
         flat = [
-            (node.name, [graph.values[n].shape for n in node.outputs if n is not None])
-            for node in graph.nodes
+            (node.name, [self._told(n) for n in node.outputs if n is not None]) for node in self.graph.nodes
         ]
         told = repr((flat, [(stage.comes, stage.goes) for stage in self.stages]))
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+
+    def _told(self, number: int) -> Any:
+        return self.graph.values[number].shape, self.graph.values[number].dtype

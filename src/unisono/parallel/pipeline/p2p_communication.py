@@ -46,7 +46,7 @@ class PipelineCommunicator:
             ValueError: equal inputs gave other shapes than before, or a message has too many tensors.
         """
         specs = tuple(TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
-        key = (message.kind, message.stage, shape, torch.is_grad_enabled())
+        key = _kind(message, shape)
         if key not in self._known:
             self._known[key] = specs
             self._post(_header(specs, self._device), to, message)
@@ -59,7 +59,7 @@ class PipelineCommunicator:
 
     def recv(self, message: StageMessage, source: int, shape: Hashable) -> tuple[Tensor, ...]:
         """Receive activations; those that gradients go back to require them."""
-        key = (message.kind, message.stage, shape, torch.is_grad_enabled())
+        key = _kind(message, shape)
         if key not in self._known:
             header = torch.empty(1 + TENSORS * (3 + DIMS), dtype=torch.int64, device=self._device)
             dist.recv(header, source, group=self._group, tag=_tag(message))
@@ -70,6 +70,7 @@ class PipelineCommunicator:
 
     def send_known(self, message: StageMessage, tensors: Sequence[Tensor], to: int) -> None:
         """Send tensors whose shapes the receiver knows."""
+        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
         for tensor in tensors:
             self._post(_real(tensor.detach().resolve_conj().contiguous()), to, message)
 
@@ -82,6 +83,10 @@ class PipelineCommunicator:
             dist.recv(_real(tensor), source, group=self._group, tag=_tag(message))
         return tensors
 
+    def expect(self, message: StageMessage, shape: Hashable, specs: tuple[TensorSpec, ...]) -> None:
+        """Know the shapes of activations, which are not sent then."""
+        self._known[_kind(message, shape)] = specs
+
     def forget(self) -> None:
         """Tell shapes anew. Both ends call this between two steps."""
         self._known.clear()
@@ -93,10 +98,14 @@ class PipelineCommunicator:
         self._sent.clear()
 
     def _post(self, tensor: Tensor, to: int, message: StageMessage) -> None:
-        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
         work = dist.isend(tensor, to, group=self._group, tag=_tag(message))
         assert work is not None
         self._sent.append((work, tensor))
+
+
+def _kind(message: StageMessage, shape: Hashable) -> Hashable:
+    """What equal shapes belong to."""
+    return message.kind, message.stage, shape, torch.is_grad_enabled()
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -25,9 +25,10 @@ from .schedule import Action, Schedule, Span, StageMessage
 if TYPE_CHECKING:
     from torch import nn
 
-    from unisono.parallel.context.runtime import ContextModel
+    from unisono.parallel.graph.stage_program import StageProgram
     from unisono.parallel.loss_check import LossParameters
     from unisono.parallel.mesh import PlanMesh
+    from unisono.parallel.programs import ModelPrograms
     from unisono.parallel.sharded_parameters import DataAxis
 
 
@@ -107,7 +108,7 @@ class PipelineRuntime:
     Attributes:
         interrupted: the last run ended with an error.
         loss_parameters: what a loss may not take; None: that was checked.
-        context: runs the model with its loss on a part of each sequence; None: sequences are whole.
+        programs: what runs in place of the model's forward, or of its stages; None: they run themselves.
         runs_twice: a module runs its program twice, so that parameters are used more than once.
     """
 
@@ -119,7 +120,7 @@ class PipelineRuntime:
         self._device = torch.device(mesh.axes.device_type)
         self.interrupted = self._stale = self.runs_twice = False
         self.loss_parameters: LossParameters | None = None
-        self.context: ContextModel | None = None
+        self.programs: ModelPrograms | None = None
         self._join_once: dict[Hashable, bool] = {}  # whether the weights of a stage do, by what it runs
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
@@ -197,7 +198,7 @@ class PipelineRuntime:
             return
         source = self._mesh.peer(step.schedule.rank_of[message.stage])
         if message.kind == "F":
-            shape = self._key(step, action.micro)
+            shape = self._key(step.step_input, action.micro)
             step.received[message] = self._messages.recv(message, source, shape)
         else:
             outputs = [t for t in step.forward_records[action.stage, action.micro].outputs if t.requires_grad]
@@ -219,7 +220,7 @@ class PipelineRuntime:
                     t.detach().requires_grad_(t.requires_grad) for t in record.outputs
                 )
             else:
-                shape = self._key(step, action.micro)
+                shape = self._key(step.step_input, action.micro)
                 self._messages.send(message, record.outputs, self._mesh.peer(rank), shape)
             return
         wanted = [t for t in record.inputs if t.requires_grad]
@@ -238,22 +239,22 @@ class PipelineRuntime:
 
     def _forward(self, step: _StepState, action: Action) -> None:
         _, stage, micro = action
-        given, recorded = step.step_input, None
+        given, program = step.step_input, self._program(step.step_input, micro)
         inputs, targets = given.micros[micro]
         activations = () if stage == 0 else step.received.pop(StageMessage("F", stage - 1, micro))
-        if self.context is not None:
-            recorded = given.recorded_loss(micro)
-            output = self.context.forward(self._root, stage, activations, (inputs, targets), recorded)
+        recorded = program is not None and program.ends_with_loss
+        if program is not None:
+            output = program.forward(self._root, stage, activations, inputs, targets)
         else:
             output = call(self._root, inputs) if self._single else self._root(stage, activations, inputs)  # type: ignore[operator]
         if stage + 1 < step.schedule.stages:
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
         else:
             weight = given.weights[micro]
-            output = output if recorded is not None else self._output(output)
-            parameters = self.loss_parameters if torch.is_grad_enabled() and self.context is None else None
+            output = output if recorded else self._output(output)
+            parameters = self.loss_parameters if torch.is_grad_enabled() else None
             begun = 0 if parameters is None else parameters.begin()
-            if recorded is not None:  # the program ends with the loss
+            if recorded:
                 loss, count = given.checked(output)
             else:
                 loss, count = given.counted(output, targets) if weight else (_nothing(output), 0.0)
@@ -284,10 +285,8 @@ class PipelineRuntime:
 
     def _sends_unused(self, step: _StepState, stage: int, micro: int) -> bool:
         """Whether gradients of what a stage sends come with flags: zeros stand for those that are None."""
-        stages: Any = self._root
-        if self._single or self.context is not None:
-            return False
-        return next(iter(stages.stages.values())).sends_unused(stage, step.step_input.micros[micro][0])  # type: ignore[no-any-return]
+        program = self._program(step.step_input, micro)
+        return program is not None and program.sends_unused(stage)
 
     def _backward(self, step: _StepState, action: Action) -> None:
         record, outputs, grads = self._arrived(step, action)
@@ -321,7 +320,7 @@ class PipelineRuntime:
     def _in_two_passes(
         self, step: _StepState, action: Action, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> bool:
-        key = action.stage, self._key(step, action.micro), len(outputs), len(inputs)
+        key = action.stage, self._key(step.step_input, action.micro), len(outputs), len(inputs)
         if key not in self._join_once:
             self._join_once[key] = _weights_join_once(outputs, inputs)
         return self._join_once[key]
@@ -336,14 +335,18 @@ class PipelineRuntime:
             torch.autograd.backward(outputs, record.grads, inputs=trained or None)
         self._units.after_weights()
 
-    def _key(self, step: _StepState, micro: int) -> Hashable:
+    def _key(self, given: StepInput, micro: int) -> Hashable:
         """What determines the shapes of all messages."""
-        root: Any = self._root
-        inputs, targets = step.step_input.micros[micro]
-        if self.context is not None:
-            return self.context.digest(inputs, targets, step.step_input.recorded_loss(micro))
-        shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs))
-        return shapes, next(iter(root.stages.values())).program_of(inputs)
+        program = self._program(given, micro)
+        if program is not None:
+            return program.digest
+        return tuple((tuple(t.shape), t.dtype) for t in tensors_in(given.micros[micro][0]))
+
+    def _program(self, given: StepInput, micro: int) -> StageProgram | None:
+        """What runs; None: the model, or its pieces."""
+        if self.programs is None:
+            return None
+        return self.programs.of(*given.micros[micro], given.recorded_loss(micro))
 
     def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
         root: Any = self._root

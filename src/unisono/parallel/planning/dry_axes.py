@@ -1,17 +1,14 @@
-"""The axes that cut a model, in a dry run: one rank's part of it runs, and no message is sent.
+"""Experts in a dry run: layers of stacked experts on one rank, which gets the rows of a full one.
 
-Tensor: the modules run on the first rank's parts. Context: the program of the last rank on its positions.
-Experts: layers of stacked experts on one rank, which gets the rows of a full one. Values decide which rows go
-where, and there are none. Rows are counted as if a router drew the experts of each row by chance: the mean,
-and DEVIATIONS standard deviations more, as on a rank that is fuller than most. A run whose router prefers
-some experts needs more on their ranks.
+Values decide which rows go where, and there are none. Rows are counted as if a router drew the experts of
+each row by chance: the mean, and DEVIATIONS standard deviations more, as on a rank that is fuller than most.
+A run whose router prefers some experts needs more on their ranks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,59 +16,24 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from unisono.errors import UnfitError
-from unisono.parallel.context.exchange import ContextGroup
-from unisono.parallel.context.program import ContextProgram
-from unisono.parallel.context.runtime import ContextModel
 from unisono.parallel.experts.axis import ExpertAxis
 from unisono.parallel.experts.exchange import RowExchange
 from unisono.parallel.experts.layers import expert_layers, stacked_experts
 from unisono.parallel.experts.stacked import StackedExperts, cut_stacked
 from unisono.parallel.plan import Plan
-from unisono.parallel.sharded_parameters import TYPES
 from unisono.torch_internals.training import module_at
 
 if TYPE_CHECKING:
     from unisono.parallel.mesh import PlanMesh
 
-__all__ = ["DrawnRows", "DryContext", "spread_by_chance"]
+__all__ = ["DrawnRows", "refuse_axes", "spread_by_chance"]
 
 
-def _refuse(plan: Plan, axis: str, *, beside: Sequence[str]) -> None:
+def refuse_axes(plan: Plan, axis: str, *, beside: Sequence[str]) -> None:
     """Raise UnfitError for an axis with another one with which its memory is not predicted."""
     for other in beside:
         if (size := getattr(plan, other)) > 1:
             raise UnfitError(f"{axis}={getattr(plan, axis)} with {other}={size}: its memory is not predicted")
-
-
-# ---- context ---------------------------------------------------------------------------------------------
-
-
-class DryContext(ContextModel):
-    """A model without values whose sequence is cut, on the last rank: no other one has more in memory.
-
-    Args:
-        model: before it is wrapped.    output: what the loss gets of what it returns.
-    Raises:
-        ValueError: the plan has another axis, too, with which the memory is not predicted.
-    """
-
-    def __init__(self, model: nn.Module, output: Callable[[Any], Any], mesh: PlanMesh) -> None:
-        _refuse(mesh.plan, "context", beside=("tensor", "pipeline"))
-        dtype = TYPES[mesh.plan.precision] if mesh.plan.low else None
-        super().__init__(model, dtype, output, mesh, None, None)
-
-    def _group(self, mesh: PlanMesh) -> ContextGroup:
-        return ContextGroup(mesh.context, mesh.plan.context - 1, mesh.plan.context)
-
-    def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
-        return self._program(inputs, targets, loss)
-
-    def _shared_seed(self) -> int:
-        return 0
-
-    def _drawing(self, shared: int) -> AbstractContextManager[None]:
-        del shared
-        return nullcontext()
 
 
 # ---- experts ---------------------------------------------------------------------------------------------
@@ -125,7 +87,7 @@ def spread_by_chance(model: nn.Module, mesh: PlanMesh) -> ExpertAxis | None:
     plan = mesh.plan
     if plan.expert == 1:
         return None
-    _refuse(plan, "expert", beside=("tensor", "context"))
+    refuse_axes(plan, "expert", beside=("tensor", "context"))
     if not any(map(stacked_experts, model.modules())):
         raise UnfitError(
             f"expert={plan.expert}: {type(model).__name__} has no layers of stacked experts, and the memory "
