@@ -256,13 +256,12 @@ def _cut(model: nn.Module, decision: TensorDecision, mesh: PlanMesh) -> RngRegio
 
 def _follow(built: ModelSetup, model: nn.Module, sample: Any) -> None:
     """Run the model by its programs from now on."""
-    recorded = built.programs.recorded
-    if recorded is not None:
+    if built.programs.recorded is not None:
         built.runtime.programs = built.programs
-    if recorded is not None and recorded.axis is not None:
+    if (axis := built.programs.axis) is not None:
         calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
         units = [unit for unit in built.structure.units if calls and unit not in built.elsewhere]
-        recorded.axis.follow(model, units)
+        axis.follow(model, units)
     built.programs.note(model, sample)
 
 

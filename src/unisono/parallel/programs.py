@@ -143,15 +143,14 @@ class ModelPrograms:
         return type(prover), prover.key(*given), self._current, torch.is_grad_enabled()
 
     @property
-    def ends_with_loss(self) -> bool:
-        """Whether programs end with the loss: those of a context axis do."""
-        return self.recorded is not None and self.recorded.numbers is not None
+    def axis(self) -> ContextAxis | None:
+        """The context axis, whose programs end with the loss; None: sequences are whole."""
+        return None if self.recorded is None else self.recorded.axis
 
     def read(self, loss: Loss) -> int:
         """Follow the numbers that the loss reads now; return what must be equal on all ranks."""
-        assert self.recorded is not None
-        assert self.recorded.numbers is not None
-        return self.recorded.numbers.read(loss)
+        numbers = None if self.recorded is None else self.recorded.numbers
+        return 0 if numbers is None else numbers.read(loss)
 
     @property
     def notes(self) -> list[str]:

@@ -738,8 +738,7 @@ class Run:
         given = inputs, targets
         options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
         options["data"] = self._data if self.plan.ranks > self.plan.data else None  # who shares rows
-        if self._built.programs.ends_with_loss:
-            options["read"] = self._built.programs.read(self._loss)
+        options["read"] = self._built.programs.read(self._loss)
         cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
         if cut.changed:
             self._check_outside()
@@ -764,7 +763,7 @@ class Run:
         ):
             loss = self._loss_check
             loss.asked = True
-            if self._built.programs.ends_with_loss:
+            if self._built.programs.axis is not None:
                 loss = self._see_loss(micros[0], loss)
         work = StepInput(micros, weights, loss, factor, train, counts, update)
         if self._built.trial is not None:

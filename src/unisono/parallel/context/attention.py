@@ -25,8 +25,9 @@ from torch.nn import functional
 
 from unisono.parallel.costs.collectives import Link
 from unisono.parallel.generators import drawn_seed, seed_of
+from unisono.parallel.tensor_moves import exchanged
 
-from .exchange import ContextGroup, exchanged
+from .exchange import ContextGroup
 from .layout import PositionSpan
 
 __all__ = ["Attention", "attend", "heads_are_cheaper"]

@@ -34,9 +34,8 @@ from unisono.parallel.graph.stage_program import Stage, StageProgram
 
 from .call import ContextError, RuleCall, label_of, refusal, warn_of
 from .exchange import gathered, move, take, whole
-from .gathers import on_all
 from .layout import LayoutError, PositionSpan, SequenceDim, local_shape
-from .rules import ATTENTION, WholeMemory, run_rule
+from .rules import ATTENTION, WholeMemory, on_all, run_rule
 
 if TYPE_CHECKING:
     from unisono.parallel.graph.program import Graph, Node

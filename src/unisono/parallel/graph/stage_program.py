@@ -16,7 +16,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -90,8 +90,12 @@ def _is_buffer(graph: Graph, number: int) -> bool:
     return graph.values[graph.values[number].storage].kind in ("buffer", "parameter")
 
 
-def _free_nodes(graph: Graph) -> set[int]:
-    """Operators whose results follow from inputs, buffers and constants alone: any stage can compute them."""
+def _free_nodes(graph: Graph, held: Collection[int] = ()) -> set[int]:
+    """Operators whose results follow from inputs, buffers and constants alone: any stage can compute them.
+
+    Args:
+        held: operators of modules with parameters, which only one stage has.
+    """
     bound: set[int] = set()  # values that do not
     found: set[int] = set()
     for node in graph.nodes:
@@ -100,6 +104,7 @@ def _free_nodes(graph: Graph) -> set[int]:
         if (
             any(number in bound or graph.values[number].kind == "parameter" for number in given)
             or node.name in DRAWS
+            or node.number in held
             or any(_is_buffer(graph, number) for number in writes)
         ):
             bound.update(number for number in node.outputs if number is not None)
@@ -389,9 +394,12 @@ class StageProgram:
         while at < len(graph.nodes):
             node = graph.nodes[at]
             call = next((number for number in node.frames if number not in self._open), None)
-            self._items.append(self._operator(node) if call is None else self._call(graph.frames[call]))
-            at = at + 1 if call is None else graph.frames[call].last
-        self._bind()
+            self._items.append(self._item(node, None if call is None else graph.frames[call]))
+            at = self._items[-1].last
+        calls = [item for item in self._items if item.frame is not None and item.parameters]
+        free = _free_nodes(graph, {number for item in calls for number in range(item.first, item.last)})
+        for item in self._items:
+            item.free = free.issuperset(range(item.first, item.last))
         makers = {number: item for item in self._items for number in item.makes}
         leaks = set()
         for item in self._items:
@@ -408,64 +416,38 @@ class StageProgram:
     def _inside(self, node: int) -> int:
         return next(number for number in self.graph.nodes[node].frames if number not in self._open)
 
-    def _operator(self, node: Node) -> Item:
-        values = self.graph.values
-        given = [ref.value for ref in refs((node.args, node.named))]
-        reads = frozenset(
-            number for number in given if values[number].node >= 0 or values[number].kind == "input"
-        )
-        parameters = frozenset(values[number].name for number in given if values[number].kind == "parameter")
-        writes = frozenset(values[before].storage for before, _ in writes_of(node))
-        makes = tuple(number for number in node.outputs if number is not None)
-        free = not parameters and node.name not in DRAWS and not self._writes_state(writes)
-        return Item(node.number, None, node, reads, makes, [], writes, parameters, free)
-
-    def _call(self, frame: Frame) -> Item:
-        graph, values = self.graph, self.graph.values
-        nodes = graph.nodes[frame.first : frame.last]
+    def _item(self, node: Node, frame: Frame | None) -> Item:
+        """The call of a module that begins with an operator, or the operator."""
+        values, first = self.graph.values, node.number
+        nodes = [node] if frame is None else self.graph.nodes[first : frame.last]
         inside = {number for node in nodes for number in node.outputs}
-        reads, writes, parameters, renames = set(frame.inputs), set(), set(self._held[frame.path]), []
+        reads, writes, renames = set[int](), set[int](), list[tuple[int, int]]()
+        parameters, makes = set[str](), [number for number in node.outputs if number is not None]
+        if frame is not None:
+            parameters, makes = set(self._held[frame.path]), list(frame.outputs)
+            reads = {number for number in frame.inputs if values[number].kind in ("input", "operator")}
         known: dict[int, int] = {}  # value after writes -> the value outside that is this tensor
-        free = True
-        for node in nodes:
-            for ref in refs((node.args, node.named)):
+        for each in nodes:
+            for ref in refs((each.args, each.named)):
                 value = values[ref.value]
                 if value.kind == "parameter":
                     parameters.add(value.name)
                 elif ref.value not in inside and value.kind in ("input", "operator"):
                     reads.add(ref.value)
-            for before, after in writes_of(node):
+            for before, after in writes_of(each):
                 writes.add(values[before].storage)
                 source = known.get(before, before if before not in inside else None)
-                if source is not None and after != before:
+                if source is not None and after != before and frame is not None:
                     known[after] = source
                     renames.append((source, after))
-            free = free and node.name not in DRAWS
-        reads = {number for number in reads if values[number].kind in ("input", "operator")}
-        makes = dict.fromkeys([*frame.outputs, *(after for _, after in renames)])
-        free = free and not parameters and not self._writes_state(writes)
+        makes = [number for number in (*makes, *(after for _, after in renames)) if number in inside]
         return Item(
-            frame.first, frame, None, frozenset(reads), tuple(n for n in makes if n in inside), renames,
-            frozenset(writes), frozenset(parameters), free,
+            first, frame, node if frame is None else None, frozenset(reads), tuple(dict.fromkeys(makes)),
+            renames, frozenset(writes), frozenset(parameters),
         )  # fmt: skip
 
     def _writes_state(self, storages: Iterable[int]) -> bool:
         return any(self.graph.values[storage].kind in ("buffer", "parameter") for storage in storages)
-
-    def _bind(self) -> None:
-        """What depends on a value that is not free is not free, nor is what shares memory with one."""
-        values = self.graph.values
-        while True:
-            bound = {number for item in self._items if not item.free for number in item.makes}
-            storages = {values[number].storage for number in bound}
-            storages |= {storage for item in self._items if not item.free for storage in item.writes}
-            moved = False
-            for item in self._items:
-                mine = {values[number].storage for number in item.makes} | item.writes
-                if item.free and (item.reads & bound or mine & storages):
-                    item.free, moved = False, True
-            if not moved:
-                return
 
     # ---- stages ----
 

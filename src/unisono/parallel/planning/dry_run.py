@@ -38,8 +38,7 @@ from unisono.parallel.optimizers import (
     steps_parts,
 )
 from unisono.parallel.outer_optimizer import OuterOptimizer
-from unisono.parallel.pipeline.p2p_communication import TensorSpec
-from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
+from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput, TensorSpec
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage, schedule
 from unisono.parallel.pipeline.stages import (
     PipelineStages,
@@ -62,8 +61,7 @@ from unisono.torch_internals.dtensor import handle_parts
 from unisono.torch_internals.fake import READ, is_about_data
 from unisono.torch_internals.lone_rank import lone_rank
 
-from .dry_axes import refuse_axes, spread_by_chance
-from .dry_replicas import DryCompression, DrySwap
+from .dry_axes import DryCompression, DrySwap, refuse_axes, spread_by_chance
 from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, StorageWatch, allowed, kernel_memory
 
 if TYPE_CHECKING:
@@ -328,9 +326,9 @@ class _DryStep:
         task, run, programs = self._task, self._run, self._here.programs
         batch = task.blank_batch(run.rows, self._shapes)
         micros = micro_batches(batch, run.parts)[: len(run.sizes)]
-        if programs.ends_with_loss:
+        if (axis := programs.axis) is not None:
             calls = self._plan.recompute or not isinstance(units, ReplicatedParameters)
-            programs.recorded.axis.follow(self._root, self._here.structure.units if calls else [])
+            axis.follow(self._root, self._here.structure.units if calls else [])
             programs.note(self._root, None)
             programs.confirm(micros, task.counted_loss)
         with self._running():
