@@ -116,22 +116,19 @@ class ModelPrograms:
         Raises:
             ValueError: they cannot be cut as the sample's, or not be recorded.
         """
-        for inputs, targets in micros if self._settings is not None else ():
-            given = inputs, targets, loss
-            self._current = self._settings.now()  # type: ignore[union-attr]
-            if self._settings.fresh:  # type: ignore[union-attr]
-                self._check_counters(*given)
+        if (settings := self._settings) is None:
+            return  # nothing depends on a program
+        for given in ((*micro, loss) for micro in micros):
+            self._current = settings.now()
+            if settings.fresh:
+                for prover in self._provers:
+                    settings.check_counters(prover.shapes, prover.watch(*given))
+                self._current = settings.now()
             for prover in self._provers:
                 if not self._known.use(self._key(prover, *given)):
-                    self._settings.give(prover.shapes)  # type: ignore[union-attr]
+                    settings.give(prover.shapes)
                     proved = prover.prove(*given)
                     self._known[self._key(prover, *given)] = proved  # it tells what the loss reads, too
-
-    def _check_counters(self, *given: Any) -> None:
-        assert self._settings is not None
-        for prover in self._provers:
-            self._settings.check_counters(prover.shapes, prover.watch(*given))
-        self._current = self._settings.now()
 
     def of(self, inputs: Any, targets: Any = (), loss: Loss | None = None) -> StageProgram:
         """The program of a micro-batch, which `confirm` has seen."""

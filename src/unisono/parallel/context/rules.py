@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.indices import Dim, one, roots
 from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS
 from unisono.parallel.graph.program import Ref, refs, replayed, writes_of
@@ -28,7 +27,7 @@ from unisono.parallel.graph.rules import ALONG, Rules, slice_of
 
 from .attention import Attention, attend, heads_are_cheaper
 from .call import RuleCall
-from .exchange import gathered, take, total
+from .exchange import take
 from .layout import LayoutError, PositionSpan, SequenceDim, local_shape, viewed
 
 __all__ = ["ATTENTION", "WholeMemory", "on_all", "run_rule"]
@@ -180,11 +179,11 @@ def _select(call: RuleCall) -> list[SequenceDim | None] | None:
     position += place.span.size * (position < 0)
     owner = place.span.owner(position)
     at = place.span.positions(owner).index(position)
-    ranks, label = call.ranks, call.label()
+    total, here = call.total(), call.ranks.rank == owner
 
     def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
-        mine = tensor.select(dim, at) if ranks.rank == owner else tensor.narrow(dim, 0, 0).sum(dim)
-        return total(mine.to(tensor.dtype), ranks, label)
+        mine = tensor.select(dim, at) if here else tensor.narrow(dim, 0, 0).sum(dim)
+        return total(mine.to(tensor.dtype))
 
     call.run = run
     return [None]
@@ -289,11 +288,11 @@ def _sum(call: RuleCall) -> list[SequenceDim | None] | None:
         return None
     count = math.prod(whole[dim] for dim in over) if call.node.name == "aten.mean" else 1
     kind, keeps = call.graph.values[call.node.outputs[0] or 0].dtype, len(out) == len(whole)
-    ranks, label = call.ranks, call.label()
+    total = call.total()
 
     def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
         summed = tensor.sum(over, keepdim=keeps, dtype=kind)
-        return total(summed if count == 1 else summed / count, ranks, label)
+        return total(summed if count == 1 else summed / count)
 
     call.run = run
     return [None]
@@ -311,7 +310,7 @@ def _nll(call: RuleCall) -> list[SequenceDim | None]:
     call.want(targets, place.at(place.dim - (place.dim > 1)))
     call.stays_whole(weight)
     reduction, ignored = call.given(3, "reduction", 1), call.given(4, "ignore_index", -100)
-    ranks, label = call.ranks, call.label()
+    total = call.total()
 
     def run(tensor: Tensor, targets: Tensor, weight: Tensor | None, *_: Any, **_named: Any) -> Any:
         each = functional.nll_loss(tensor, targets, weight, ignore_index=ignored, reduction="none")
@@ -320,10 +319,10 @@ def _nll(call: RuleCall) -> list[SequenceDim | None]:
             count = counts.sum().to(tensor.dtype)
         else:
             count = (weight[targets.masked_fill(~counts, 0)] * counts).sum()
-        count = total(count.detach(), ranks, label)
+        count = total(count.detach())
         if not reduction:
             return each, count
-        summed = total(each.sum(), ranks, label)
+        summed = total(each.sum())
         return (summed / count if reduction == 1 else summed), count
 
     call.run = run
@@ -343,12 +342,11 @@ def _distance(at: int) -> Rule:
             if call.shape(ref) != shape:
                 raise LayoutError("it compares values of different shapes")
             call.want(ref, place)
-        count, op = math.prod(shape) if reduction == 1 else 1, call.node.op
-        ranks, label = call.ranks, call.label()
+        count, op, total = math.prod(shape) if reduction == 1 else 1, call.node.op, call.total()
 
         def run(*args: Any, **named: Any) -> Tensor:
             each = op(*args[:at], 0, *args[at + 1 :], **{k: v for k, v in named.items() if k != "reduction"})
-            return total(each.sum() / count, ranks, label)
+            return total(each.sum() / count)
 
         call.run = run
         return [None]
@@ -361,8 +359,8 @@ def _histogram(call: RuleCall) -> list[SequenceDim | None]:
     if least == most:
         raise LayoutError("its bounds are those of the values: give it min and max")
     call.cut(call.args[0])
-    op, ranks, label = call.node.op, call.ranks, call.label()
-    call.run = lambda *args, **named: total(op(*args, **named), ranks, label)
+    op, total = call.node.op, call.total()
+    call.run = lambda *args, **named: total(op(*args, **named))
     return [None]
 
 
@@ -397,19 +395,11 @@ def _listed(call: RuleCall) -> list[SequenceDim | None]:
     place = call.place(first)
     if place is None:
         raise LayoutError("its first value is whole, and others are cut")
-    given = given[:2]
-    known = [(call.shape(ref), call.place(ref)) for ref in refs(given)]
-    ranks, label = call.ranks, call.label()
+    complete, rank = call.complete([*refs(given[:2])]), call.ranks.rank
 
     def run(module: Any, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Tensor:
-        places = iter(known)
-
-        def whole(value: Tensor) -> Tensor:
-            shape, cut = next(places)
-            return value if cut is None else gathered(value, shape, cut, ranks, label)
-
-        args, named = mapped((args, named), whole)
-        return take(module.forward(*args, **named), place, ranks.rank)
+        args, named = complete((args, named))
+        return take(module.forward(*args, **named), place, rank)
 
     call.run = run
     return [place]
@@ -517,21 +507,14 @@ def on_all(call: RuleCall, found: list[SequenceDim | None]) -> list[SequenceDim 
     given = [*refs((call.args, call.node.named))]
     if any(call.place(ref) is not None and call.written_later(ref) for ref in given):
         raise LayoutError("it takes a copy of memory that is written later, or through it")
-    lies = [None if call.whole else call.place(ref) for ref in given]
-    shapes = [call.shape(ref) for ref in given]
-    op, ranks, label = replayed(call.node, call.graph, call.written), call.ranks, call.label()
+    complete = _same if call.whole else call.complete(given)
+    op, rank = replayed(call.node, call.graph, call.written), call.ranks.rank
 
     def kept(value: Tensor, at: SequenceDim | None) -> Tensor:
-        return value if at is None else take(value, at, ranks.rank)
+        return value if at is None else take(value, at, rank)
 
     def run(*args: Any, **named: Any) -> Any:
-        known = iter(zip(lies, shapes, strict=True))
-
-        def complete(value: Tensor) -> Tensor:
-            place, shape = next(known)
-            return value if place is None else gathered(value, shape, place, ranks, label)
-
-        args, named = mapped((args, named), complete, Tensor)
+        args, named = complete((args, named))
         made = op(*args, **named)
         if isinstance(made, Tensor):
             return kept(made, found[0])
@@ -539,6 +522,10 @@ def on_all(call: RuleCall, found: list[SequenceDim | None]) -> list[SequenceDim 
 
     call.run, call.on_all = run, True
     return found
+
+
+def _same(arguments: Any) -> Any:
+    return arguments
 
 
 def _slid(call: RuleCall, place: SequenceDim) -> SequenceDim | None:
@@ -593,12 +580,11 @@ def _placed(call: RuleCall, place: SequenceDim, gathers: int | None) -> list[Seq
     if len(call.args) > 2:
         _term(call, call.args[0], place)
     if gathers is not None:
-        ref, op, ranks = call.args[gathers], call.node.op, call.ranks
-        shape, lies, label = call.shape(ref), call.cut(ref), call.label()
+        op, complete = call.node.op, call.complete([call.args[gathers]])
 
         def run(*args: Any, **named: Any) -> Any:
             given = [*args]
-            given[gathers] = gathered(given[gathers], shape, lies, ranks, label)
+            given[gathers] = complete(given[gathers])
             return op(*given, **named)
 
         call.run = run
@@ -612,10 +598,10 @@ def _summed(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
     call.want(other, place.at(place.dim - 1))
     if len(call.args) > 2:
         call.stays_whole(call.args[0])
-    ranks, label = call.ranks, call.label()
+    total = call.total()
 
     def run(*args: Any, beta: float = 1, alpha: float = 1) -> Tensor:
-        made = total(torch.matmul(*args[-2:]), ranks, label)
+        made = total(torch.matmul(*args[-2:]))
         return made if len(args) == 2 else beta * args[0] + alpha * made
 
     call.run = run

@@ -152,15 +152,18 @@ def call_of(frame: Frame, graph: Graph, renames: Sequence[tuple[int, int]]) -> S
 def unit(frame: Frame, steps: Sequence[Step], reads: Sequence[int], makes: Sequence[int]) -> Step:
     """The step of a module whose hooks run, and `steps` in place of its forward, on the values `reads`."""
 
-    def inside(values: Values, *came: Tensor) -> tuple[Tensor, ...]:
-        inner = Values(values.graph, values.model, values.seed)
+    def inside(empty: Callable[[], Values], *came: Tensor) -> tuple[Tensor, ...]:
+        inner = empty()
         inner.update(zip(reads, came, strict=True))
         inner.run(steps)
         return tuple(inner[number] for number in makes)
 
     def run(values: Values) -> None:
         module = values.model.module(frame.path)
-        made = module(ForwardCall(partial(inside, values)), *(values[number] for number in reads))
+        empty = partial(
+            Values, values.graph, values.model, values.seed
+        )  # a unit that runs again needs no more
+        made = module(ForwardCall(partial(inside, empty)), *(values[number] for number in reads))
         values.update(zip(makes, made, strict=True))
 
     return Step(run, frame.grad)

@@ -16,7 +16,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -219,26 +219,33 @@ def _balanced(graph: Graph, flow: _CrossingValues, places: list[int], stages: in
         places = [*best.values()] if len(best) >= stages - 1 else places
     bounds = [0, *places, len(graph.nodes)]
     sent = [0.0, *(FLOPS_PER_BYTE * flow.bytes[place] for place in places), 0.0]
-    # of the stages so far that end at a bound: (their dearest cost, bytes), the bound before
-    here = {0: ((0.0, 0.0), [0])}
-    for _ in range(stages - 1):
-        found: dict[int, tuple[tuple[float, float], list[int]]] = {}
-        for end in range(1, len(bounds) - 1):
-            for begin, (so_far, way) in here.items():
-                if begin < end:
-                    cost = costs[bounds[end]] - costs[bounds[begin]] + sent[begin] + sent[end]
-                    key = max(so_far[0], cost), so_far[1] + sent[end]
-                    if end not in found or key < found[end][0]:
-                        found[end] = key, [*way, end]
-        here = found
-    last = len(bounds) - 1
 
-    def whole(item: tuple[int, tuple[tuple[float, float], list[int]]]) -> tuple[float, float]:
-        begin, (so_far, _) = item
-        return max(so_far[0], costs[-1] - costs[bounds[begin]] + sent[begin] + sent[last]), so_far[1]
+    def cost(first: int, stop: int, _stage: int) -> tuple[float, float]:
+        return costs[bounds[stop]] - costs[bounds[first]] + sent[first] + sent[stop], sent[stop]
 
-    _, (_, way) = min(here.items(), key=whole)
-    return [bounds[at] for at in way[1:]]
+    return [bounds[at] for at in even_cuts(len(bounds) - 1, stages, cost)]
+
+
+def even_cuts(
+    pieces: int, stages: int, cost: Callable[[int, int, int], tuple[float, float]]
+) -> tuple[int, ...]:
+    """Cut pieces into runs whose largest cost is smallest; return the first piece of each but the first.
+
+    Args:
+        cost: of pieces [first, stop) in a stage, and what is added up to choose among cuts that cost alike.
+    """
+
+    @functools.cache
+    def best(first: int, left: int) -> tuple[float, float, tuple[int, ...]]:
+        if left == 1:
+            return *cost(first, pieces, stages - 1), ()
+        found = []
+        for cut in range(first + 1, pieces - left + 2):
+            (here, more), (largest, rest, cuts) = cost(first, cut, stages - left), best(cut, left - 1)
+            found.append((max(here, largest), rest + more, (cut, *cuts)))
+        return min(found)
+
+    return best(0, stages)[2]
 
 
 def _place_of(graph: Graph, start: StageStart) -> int:

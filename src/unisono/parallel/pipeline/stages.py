@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from unisono.errors import UnfitError
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, mapped, tensors_in
 from unisono.parallel.graph.executor import ForwardCall
-from unisono.parallel.graph.stage_program import StageProgram
+from unisono.parallel.graph.stage_program import StageProgram, even_cuts
 from unisono.parallel.model_buffers import buffers_kept
 from unisono.parallel.plan import Plan
 from unisono.parallel.structure import ModelStructure, plain_class, run_pieces
@@ -262,24 +261,13 @@ def balance(costs: Sequence[float], stages: int, slow: Sequence[float] = ()) -> 
     slow = slow or (1.0,) * stages
     if len(costs) < stages:
         raise UnfitError(f"the model has {len(costs)} pieces, too few for {stages} stages")
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
+    sums = [0.0, *itertools.accumulate(costs)]
 
-    @functools.cache
-    def best(first: int, left: int) -> tuple[float, float, tuple[int, ...]]:
-        """(largest cost, sum of squares, cuts) of pieces from `first` in `left` stages."""
-        if left == 1:
-            cost = (sums[-1] - sums[first]) * slow[-1]
-            return cost, cost * cost, ()
-        found = []
-        for cut in range(first + 1, len(costs) - left + 2):
-            cost = (sums[cut] - sums[first]) * slow[stages - left]
-            largest, squares, cuts = best(cut, left - 1)
-            found.append((max(cost, largest), squares + cost * cost, (cut, *cuts)))
-        return min(found)
+    def cost(first: int, stop: int, stage: int) -> tuple[float, float]:
+        found = (sums[stop] - sums[first]) * slow[stage]
+        return found, found * found  # the sum of squares
 
-    return best(0, stages)[2]
+    return even_cuts(len(costs), stages, cost)
 
 
 def measure_costs(structure: ModelStructure, inputs: Any, rounds: int = 3) -> list[float]:
