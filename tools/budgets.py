@@ -68,7 +68,7 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_350,
+    ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_800,
     ("src", "csrc"): 109_910,
     ("tests",): 76_280,

@@ -197,8 +197,6 @@ def set_up(
     if decision is not None:
         others = {} if axis is None else {name: names[name] for name in names if name in axis.names}
         names = others | _names(model)  # of the layers that stand for fused ones, and of all experts
-        if recorded is not None:
-            recorded.cut(model, decision.cut)
     kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
     region = None if decision is None else _cut(model, decision, mesh)
     if plan.pipeline == 1:
@@ -244,6 +242,8 @@ def _decided(
     forget_caches(model)  # not before: recorded without a cache, Hugging Face's models make a mask
     for path, sizes in decision.cut.fused.items():
         split_(model, path, sizes)
+    if recorded is not None:
+        recorded.cut(model, decision.cut)
     return decision
 
 
