@@ -63,6 +63,6 @@ from unisono.parallel.planning.memory_account import (
 from unisono.parallel.planning.search import PlanSearch
 from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.program_state import ModuleSettings
-from unisono.parallel.recording import ModelRecorder
+from unisono.parallel.programs import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.written_parameters import STEPS

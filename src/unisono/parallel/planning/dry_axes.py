@@ -1,13 +1,11 @@
-"""The axes in a dry run: one rank's part of a model runs, and no message is sent.
+"""What a dry run has in place of parts of a run: experts, compression, swapping. No message is sent.
 
-Tensor: the modules run on the first rank's parts. Context: the program of the last rank on its positions.
-Experts: layers of stacked experts on one rank, which gets the rows of a full one. Values decide which rows go
+Layers of stacked experts run on one rank, which gets the rows of a full one. Values decide which rows go
 where, and there are none. Rows are counted as if a router drew the experts of each row by chance: the mean,
 and DEVIATIONS standard deviations more, as on a rank that is fuller than most. A run whose router prefers
 some experts needs more on their ranks.
 
-Data: replicas under ZeRO 0, compression of what they exchange, swapping. Buckets, outer steps and swapping
-are the code of a run.
+Compression keeps what it would keep when a step was made before. Swapping is the code of a run.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,16 +23,12 @@ from unisono.codecs.codec import Codec
 from unisono.errors import UnfitError
 from unisono.parallel.compression.compression_state import CompressionState
 from unisono.parallel.compression.exchange_queue import length
-from unisono.parallel.context.exchange import ContextGroup
-from unisono.parallel.context.program import ContextProgram
-from unisono.parallel.context.runtime import ContextModel
 from unisono.parallel.experts.axis import ExpertAxis
 from unisono.parallel.experts.exchange import RowExchange
 from unisono.parallel.experts.layers import expert_layers, stacked_experts
 from unisono.parallel.experts.stacked import StackedExperts, cut_stacked
 from unisono.parallel.gradients import local
 from unisono.parallel.plan import Plan
-from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.spill import Host, Key, SpillStorage
 from unisono.parallel.swap import ParameterSwap
 from unisono.torch_internals.training import module_at
@@ -46,45 +39,14 @@ if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.mesh import PlanMesh
 
-__all__ = ["DrawnRows", "DryCompression", "DryContext", "DrySwap", "spread_by_chance"]
+__all__ = ["DrawnRows", "DryCompression", "DrySwap", "refuse_axes", "spread_by_chance"]
 
 
-def _refuse(plan: Plan, axis: str, *, beside: Sequence[str]) -> None:
+def refuse_axes(plan: Plan, axis: str, *, beside: Sequence[str]) -> None:
     """Raise UnfitError for an axis with another one with which its memory is not predicted."""
     for other in beside:
         if (size := getattr(plan, other)) > 1:
             raise UnfitError(f"{axis}={getattr(plan, axis)} with {other}={size}: its memory is not predicted")
-
-
-# ---- context ---------------------------------------------------------------------------------------------
-
-
-class DryContext(ContextModel):
-    """A model without values whose sequence is cut, on the last rank: no other one has more in memory.
-
-    Args:
-        model: before it is wrapped.    output: what the loss gets of what it returns.
-    Raises:
-        ValueError: the plan has another axis, too, with which the memory is not predicted.
-    """
-
-    def __init__(self, model: nn.Module, output: Callable[[Any], Any], mesh: PlanMesh) -> None:
-        _refuse(mesh.plan, "context", beside=("tensor", "pipeline"))
-        dtype = TYPES[mesh.plan.precision] if mesh.plan.low else None
-        super().__init__(model, dtype, output, mesh, None, None)
-
-    def _group(self, mesh: PlanMesh) -> ContextGroup:
-        return ContextGroup(mesh.context, mesh.plan.context - 1, mesh.plan.context)
-
-    def _proved(self, inputs: Any, targets: Any, loss: Any) -> ContextProgram:
-        return self._program(inputs, targets, loss)
-
-    def _shared_seed(self) -> int:
-        return 0
-
-    def _drawing(self, shared: int) -> AbstractContextManager[None]:
-        del shared
-        return nullcontext()
 
 
 # ---- experts ---------------------------------------------------------------------------------------------
@@ -138,7 +100,7 @@ def spread_by_chance(model: nn.Module, mesh: PlanMesh) -> ExpertAxis | None:
     plan = mesh.plan
     if plan.expert == 1:
         return None
-    _refuse(plan, "expert", beside=("tensor", "context"))
+    refuse_axes(plan, "expert", beside=("tensor", "context"))
     if not any(map(stacked_experts, model.modules())):
         raise UnfitError(
             f"expert={plan.expert}: {type(model).__name__} has no layers of stacked experts, and the memory "
@@ -183,7 +145,8 @@ class ExpertsByChance(StackedExperts):
         return made.new_zeros(rows.shape).index_add(0, row, made)
 
 
-# ---- data ------------------------------------------------------------------------------------------------
+# ---- replicas ----
+
 
 Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
 

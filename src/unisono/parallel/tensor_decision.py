@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from .graph.capture import CaptureError, Shapes
 from .graph.cut import Cut
 from .graph.proof import prove
 from .plan import Plan
-from .program_state import ModuleSettings, ProgramCache, kinds_of
+from .programs import Prover
 from .structure import ModelStructure, chained
 
 
-class Decision:
+class TensorDecision(Prover):
     """How the tensor axis cuts a model. All ranks get the same cut.
 
     It keeps a copy of the model, which has no values and stays as it is, to prove the cut for other inputs.
@@ -48,24 +47,22 @@ class Decision:
         self._pieces = structure.pieces if plan.pipeline > 1 and opened is None else None
         self._opened = opened or frozenset()
         self._sequence, self._parts, self._name = plan.sequence, plan.tensor, type(model).__name__
-        self._settings: ModuleSettings | None = None
-        self._proved: ProgramCache[None] = ProgramCache()  # of inputs, settings of modules, gradients
-        self._shapes = shapes = Shapes(model, self._pieces)
+        self.shapes = shapes = Shapes(model, self._pieces)
         frozen = self._thaw()
 
         def found() -> tuple[Cut, bool, set[tuple[str, str]]]:
             with torch.enable_grad():
                 return *self._widest(sample, frozen), shapes.set_once
 
-        self.cut, self.of_all, self._set_once = on_rank_0(found)
+        self.cut, self.of_all, self.left_out = on_rank_0(found)
+        self.of_sample = self.cut
         _require(frozen, self.of_all)
-        self._proved[kinds_of(sample)] = None
 
     def _thaw(self) -> list[nn.Parameter]:
         """Count every parameter of the copy as trained; return those that are frozen."""
         frozen = [
             p
-            for p in self._shapes.model.parameters()
+            for p in self.shapes.model.parameters()
             if not p.requires_grad and (p.is_floating_point() or p.is_complex())
         ]
         _require(frozen, True)
@@ -91,7 +88,7 @@ class Decision:
         forward = None if self._pieces is None else chained(spreads=self._structure.spreads)
         try:
             return prove(
-                self._shapes,
+                self.shapes,
                 sample,
                 self._parts,
                 forward=forward,
@@ -105,39 +102,24 @@ class Decision:
         except Exception as error:  # of rank 0 alone, for whose cut the others wait
             raise CaptureError(unforeseen(self._name, error), final=True) from error
 
-    def note(self, model: nn.Module) -> None:
-        """The settings of `model`, which is cut now, are those of the sample."""
-        self._settings = ModuleSettings(model, self._set_once, counters=True)
-        (sample,) = self._proved
-        self._proved[sample, self._settings.now(), True] = self._proved.pop(sample)
+    def watch(self, inputs: Any, _targets: Any, _loss: object) -> Callable[[], object]:
+        """Why the cut does not hold."""
 
-    def confirm(self, batches: Iterable[Any]) -> None:
-        """Prove the cut for these inputs, and for the settings of the modules, where they are new.
+        def problem() -> UnfitError | None:
+            try:
+                self.prove(inputs)
+            except UnfitError as error:
+                return error
+            return None
+
+        return problem
+
+    def prove(self, batch: Any, _targets: Any = (), _loss: object = None) -> Cut:
+        """Prove the cut for these inputs, and for the settings of the copy.
 
         Raises:
             ValueError: they run another program than the sample.
         """
-        assert self._settings is not None
-        settings, first = self._settings.now(), True
-        for batch in batches:
-            if first and self._settings.fresh:
-                self._settings.check_counters(self._shapes, partial(self._problem, batch))
-                settings = self._settings.now()
-            first, kinds = False, (kinds_of(batch), settings, torch.is_grad_enabled())
-            if not self._proved.use(kinds):
-                self._settings.give(self._shapes)
-                self._prove_again(batch)
-                self._proved[kinds] = None
-
-    def _problem(self, batch: Any) -> UnfitError | None:
-        """Why the cut does not hold for the copy as it is now; None: it does."""
-        try:
-            self._prove_again(batch)
-        except UnfitError as error:
-            return error
-        return None
-
-    def _prove_again(self, batch: Any) -> None:
         try:
             again = self._prove(batch, self.cut)
         except CaptureError as error:
@@ -156,6 +138,7 @@ class Decision:
                 "of a batch"
             )
         self.cut.learn(again)
+        return self.cut
 
 
 def unforeseen(model: str, error: Exception) -> str:
