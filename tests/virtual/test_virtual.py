@@ -13,9 +13,18 @@ import pytest
 
 from effort import HANG_S
 from loops import each
+from ports import reserved
 
 PROGRAMS = Path(__file__).parent / "programs"
 CASES = PROGRAMS / "gpu_cases.py"
+ATTENTION = PROGRAMS / "attention_cases.py"
+
+
+# What a process sees on its one GPU: (the program, its function, words that it prints).
+ONE_PROCESS = (
+    (CASES, "ctc"), (CASES, "histogram"), (CASES, "poison_says_so"), (CASES, "half_precision", "refused"),
+    (CASES, "old_code"), (ATTENTION, "fused"), (ATTENTION, "of_sequences"), (ATTENTION, "composed"),
+)  # fmt: skip
 
 
 def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -57,6 +66,12 @@ def test_a_list_of_another_length_is_one_tensor(machine: Any):
     assert ended.text.count("refused") == 4
 
 
+@pytest.mark.parametrize("machine", [2], indirect=True)
+def test_fused_attention_under_dtensor_and_over_a_sequence(machine: Any):
+    ended = machine.run(ATTENTION, arguments=["over_ranks"])
+    assert not any(ended.codes), ended.text
+
+
 @pytest.mark.parametrize("machine", [1], indirect=True)
 def test_books_are_those_of_the_caching_allocator(machine: Any):
     ended = machine.run(CASES, arguments=["books"])
@@ -73,10 +88,12 @@ def test_two_ranks_never_share_the_last_memory(machine: Any, tmp_path: Path):
 
 
 @pytest.mark.parametrize("machine", [1], indirect=True)
-@pytest.mark.parametrize("case", ["ctc", "histogram"])
-def test_results_are_those_of_the_cpu(machine: Any, case: str):
-    ended = machine.run(CASES, arguments=[case])
-    assert not any(ended.codes), ended.text
+def test_one_process_of_one_gpu(machine: Any, subtests: pytest.Subtests):
+    for program, case, *words in ONE_PROCESS:
+        with subtests.test(case):
+            ended = machine.run(program, arguments=[case])
+            assert not any(ended.codes), ended.text
+            assert all(word in ended.text for word in words), ended.text
 
 
 @pytest.mark.parametrize("machine", [1], indirect=True)
@@ -91,6 +108,34 @@ def test_flags_of_the_launcher():
         str(CASES), "flags", CUDA_VISIBLE_DEVICES="3,1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@each("visible, found", [("1,0", "[1, 0]"), ("GPU-00000000-0000-0000-0000-000000000002,3", "[2, 3]")])
+def test_devices_are_chosen_until_the_first_use(visible: str, found: str):
+    done = launched("-n", "1", "--virtual-gpus", "4", str(CASES), "sees_late", visible, found)
+    assert done.returncode == 0, done.stderr
+
+
+def test_memory_that_the_host_refuses_is_out_of_memory():
+    done = launched("-n", "1", "--virtual-gpus", "1", "--no-poison", str(CASES), "refused_by_the_host")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("refused") == 2
+
+
+@each("how", ["unisono run -n 1 --virtual-gpus 2", "UNISONO_VIRTUAL_GPUS"])
+def test_a_program_starts_its_other_rank(how: str):
+    with reserved() as port:
+        words = [str(CASES), "starts_its_ranks", str(port)]
+        if how == "UNISONO_VIRTUAL_GPUS":  # a Python that has Unisono installed
+            environ = {**os.environ, how: "2"}
+            command = [sys.executable, *words]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=HANG_S, check=False, env=environ
+            )
+        else:
+            done = launched("-n", "1", "--virtual-gpus", "2", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ends") == 2
 
 
 def test_hidden_devices():
