@@ -15,7 +15,7 @@ bool Channels::write_header(int peer, Request& request) {
   if (request.header_moved == 0) {
     // One that has begun a zero-copy transfer stays what it is, though there was no room for its header.
     if (request.frame == MessageFrame::kMessage && !request.zero_copy && must_offer(peer, request)) {
-      request.frame = MessageFrame::kOffer;
+      request.frame = request.synchronous ? MessageFrame::kSynchronousOffer : MessageFrame::kOffer;
       request.number = ++offers(peer).made;
     }
     const bool moves = request.frame == MessageFrame::kMessage || request.frame == MessageFrame::kGranted;
@@ -25,7 +25,9 @@ bool Channels::write_header(int peer, Request& request) {
   const bool numbered = request.frame == MessageFrame::kGrant || request.frame == MessageFrame::kGranted;
   const Header header{numbered ? request.number : request.nbytes, request.tag,
                       Header::of(request.form, request.frame, request.zero_copy)};
-  const bool more = request.nbytes > 0 && request.frame != MessageFrame::kOffer;
+  const bool offers_only =
+      request.frame == MessageFrame::kOffer || request.frame == MessageFrame::kSynchronousOffer;
+  const bool more = request.nbytes > 0 && !offers_only;
   const auto* const head = reinterpret_cast<const unsigned char*>(&header);
   request.header_moved +=
       streams_.write(peer, head + request.header_moved, sizeof header - request.header_moved, more);
@@ -61,7 +63,8 @@ void Channels::tell(int peer, MessageFrame frame, uint64_t number) {
   const bool begun = !queue.empty() && queue.front()->header_moved > 0;
   const auto first = queue.begin() + (begun ? 1 : 0);
   const auto behind = std::find_if(first, queue.end(), [](const auto& request) {
-    return request->frame <= MessageFrame::kOffer || request->frame == MessageFrame::kGranted;
+    return request->frame <= MessageFrame::kOffer || request->frame == MessageFrame::kGranted ||
+           request->frame == MessageFrame::kSynchronousOffer;
   });
   queue.insert(behind, std::move(told));  // in order: kRoom comes after the kFull that it ends
   has_answers_ = true;
@@ -76,6 +79,7 @@ bool Channels::take_frame(int peer) {
     case MessageFrame::kMessage:
       break;
     case MessageFrame::kOffer:
+    case MessageFrame::kSynchronousOffer:
       place_offer(peer, header);
       return true;
     case MessageFrame::kGrant:
@@ -92,7 +96,9 @@ bool Channels::take_frame(int peer) {
 
 void Channels::place_offer(int peer, const Header& header) {
   const Header plain{header.nbytes, header.tag, header.form()};
-  const auto message = unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, plain, nullptr});
+  const auto message = add_unexpected(peer, plain, nullptr);
+  ++waiting_offers_;
+  message->synchronous = header.frame() == MessageFrame::kSynchronousOffer;
   message->number = ++offers(peer).received;
   if (const std::shared_ptr<Request> request = take_match(peer, plain))
     grant_to(request, message);
@@ -110,6 +116,7 @@ bool Channels::grant_to(const std::shared_ptr<Request>& request, Unexpected::ite
     refuse(*request, peer, header);
     return true;
   }
+  take_unexpected(*message);
   message->request = request;
   allocate(peer, header, [&] { request->accept(header); });
   grant(message);
@@ -118,6 +125,7 @@ bool Channels::grant_to(const std::shared_ptr<Request>& request, Unexpected::ite
 
 void Channels::grant(Unexpected::iterator message) {
   message->asked = true;
+  --waiting_offers_;
   offers(message->peer).asked[message->number] = message;
   tell(message->peer, MessageFrame::kGrant, message->number);
 }
@@ -126,7 +134,7 @@ void Channels::grant(Unexpected::iterator message) {
 void Channels::store_offers() {
   may_store_ = false;
   for (auto message = unexpected_.begin(); message != unexpected_.end(); ++message) {
-    if (!message->waits() || !can_store(message->peer, message->header.nbytes)) continue;
+    if (!message->waits() || message->synchronous || !can_store(message->peer, message->header.nbytes)) continue;
     store(message->peer, message->header, *message);
     grant(message);
   }

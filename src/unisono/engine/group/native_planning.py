@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from unisono import _native
@@ -22,7 +22,11 @@ from unisono.engine.diagnosis.fault_reader import (
 from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.diagnosis.report import FirstFailure
 from unisono.engine.environment.event_log import LOG
-from unisono.engine.group.arguments import CallArguments, MessageArguments, check_op, check_reducible
+from unisono.engine.group.arguments import (
+    CallArguments,
+    check_op,
+    check_reducible,
+)
 from unisono.engine.group.buffer_layout import BufferLayout, check_alike, in_parts
 from unisono.engine.group.call_log import log_call, log_end
 from unisono.engine.group.call_results import CallResult
@@ -35,8 +39,7 @@ from unisono.engine.group.coalescing import (
     no_calls,
 )
 from unisono.engine.group.custom_algorithms import CustomAlgorithms
-from unisono.engine.group.native_messages import NativeMessageWork
-from unisono.engine.group.planning import Planner
+from unisono.engine.group.message_planning import MessagePlanner
 from unisono.engine.group.reproducibility import ReproducibleAlgorithms
 from unisono.engine.membership.eviction import Eviction
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
@@ -69,7 +72,7 @@ class PreparedCall(NamedTuple):
     parts: int = 1
 
 
-class NativePlanner(Planner[_native.Engine]):
+class NativePlanner(MessagePlanner):
     """Plans the calls of one rank of one group for its engine, and makes the errors of failed calls.
 
     Attributes:
@@ -114,15 +117,14 @@ class NativePlanner(Planner[_native.Engine]):
         self._tuner = Tuner(self.size, self.hosts, self.machine)
         self._reproducible = ReproducibleAlgorithms(self.size, self.hosts)
         self._custom = CustomAlgorithms(self.rank, self.size, self.hosts)
-        self._prepared: dict[tuple[str, str, int, int, int, EdgeCoding | None], PreparedCall] = {}
         self._code: dict[tuple[str, str, int, str, bool], list[int]] = {}
-        self._agreements: dict[tuple[str | int, ...], _native.OperationDescriptor] = {}
+        self.forget()
         self.__dict__.pop("codings", None)
 
-    @property
-    def engine(self) -> _native.Engine:
-        """The engine. Raises GroupClosed: the group was closed."""
-        return self.runner
+    def forget(self) -> None:
+        """See `MessagePlanner.forget`."""
+        self._prepared: dict[tuple[str, str, int, int, int, EdgeCoding | None], PreparedCall] = {}
+        self._agreements: dict[tuple[str | int, ...], _native.OperationDescriptor] = {}
 
     @cached_property
     def codings(self) -> CodecPlanner:
@@ -137,6 +139,9 @@ class NativePlanner(Planner[_native.Engine]):
         """Tell the other ranks, end the threads, release the buffers."""
         engine = self.drop()
         if engine is None:
+            return
+        if self.context:  # the original goes on
+            self.contexts.free(self.context)
             return
         if LOG.level:
             log_end(self, engine.issued, cause)
@@ -154,7 +159,7 @@ class NativePlanner(Planner[_native.Engine]):
                 self.admission_store.close()
             for end in self.leave_callbacks:
                 end()
-            self.outstanding_messages.close()  # not earlier: a thread may still move bytes of these buffers
+            self.dropped_messages.close(engine.unsettled)  # not earlier: a thread may still move their bytes
 
     def drop(self) -> _native.Engine | None:
         """See `Planner.drop`."""
@@ -240,26 +245,6 @@ class NativePlanner(Planner[_native.Engine]):
                 )
             )
         return calls or no_calls
-
-    def message(self, transfer: MessageArguments) -> NativeMessageWork:
-        """See `Planner.message`."""
-        name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form = transfer
-        engine, timeout_s = self.engine, self.seconds(timeout)
-        nbytes = numel * ITEMSIZES[dtype]
-        dtype = dtype if form is None else form
-        # Blocking calls: the caller's frame still exists when an error needs its line.
-        where = ""
-        if name in ("isend", "irecv", "batch"):
-            where = call_site()
-            keep = (keep, _native.StorageHold(keep))
-        operation = f"{name}(tag={tag})" if tag > 0 else name
-        if receiving:
-            post = partial(engine.post_recv, rank, tag, dtype, exact, address, nbytes, timeout_s)
-        else:
-            is_object = name.endswith("_object")
-            post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
-        context = partial(self.fault_context, engine, operation, timeout_s, where)
-        return NativeMessageWork(engine, post, (address, nbytes), keep, context, receiving)
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """See `Planner.choice`."""
