@@ -67,8 +67,8 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_674,
-    ("src", "csrc"): 109_910,
-    ("tests",): 75_700,
+    ("src", "csrc"): 111_010,
+    ("tests",): 76_900,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,6 +20,7 @@ from unisono.torch import cuda
 
 PROGRAMS = Path(__file__).parent / "programs"
 CASES, LIKE_A_GPU = PROGRAMS / "gpu_cases.py", PROGRAMS / "like_a_gpu.py"
+ATTENTION = PROGRAMS / "attention_cases.py"
 SHRINKS, FUZZ = PROGRAMS / "shrinks_with_gpus.py", PROGRAMS.with_name("fuzz.py")
 WAYS_TO_SHRINK = (
     "basic", "first", "unbound", "several", "aborted", "options", "subgroup", "repeated", "validated",
@@ -42,6 +43,11 @@ def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (1, 1, CASES, ["books"], ""),
         (1, 1, CASES, ["ctc"], ""),
         (1, 1, CASES, ["histogram"], ""),
+        (1, 1, CASES, ["poison_says_so"], ""),
+        (1, 1, CASES, ["half_precision"], "refused"),
+        (1, 1, CASES, ["old_code"], ""),
+        *((1, 1, ATTENTION, [case], "") for case in ("fused", "of_sequences", "composed")),
+        (2, 2, ATTENTION, ["over_ranks"], ""),
         (2, 2, CASES, ["swapped"], ""),
         (1, 1, PROGRAMS / "determinism.py", [], ""),
         (1, 1, LIKE_A_GPU, [], "like a GPU"),
@@ -90,6 +96,34 @@ def test_flags_of_the_launcher():
         str(CASES), "flags", CUDA_VISIBLE_DEVICES="3,1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@each("visible, found", [("1,0", "[1, 0]"), ("GPU-00000000-0000-0000-0000-000000000002,3", "[2, 3]")])
+def test_devices_are_chosen_until_the_first_use(visible: str, found: str):
+    done = launched("-n", "1", "--virtual-gpus", "4", str(CASES), "sees_late", visible, found)
+    assert done.returncode == 0, done.stderr
+
+
+def test_memory_that_the_host_refuses_is_out_of_memory():
+    done = launched("-n", "1", "--virtual-gpus", "1", "--no-poison", str(CASES), "refused_by_the_host")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("refused") == 2
+
+
+@each("how", ["unisono run -n 1 --virtual-gpus 2", "UNISONO_VIRTUAL_GPUS"])
+def test_a_program_starts_its_other_rank(how: str):
+    with reserved() as port:
+        words = [str(CASES), "starts_its_ranks", str(port)]
+        if how == "UNISONO_VIRTUAL_GPUS":  # a Python that has Unisono installed
+            environ = {**os.environ, how: "2"}
+            command = [sys.executable, *words]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=HANG_S, check=False, env=environ
+            )
+        else:
+            done = launched("-n", "1", "--virtual-gpus", "2", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ends") == 2
 
 
 def test_hidden_devices():
