@@ -24,7 +24,7 @@ import numpy as np
 SIZES = (8, 1024, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
 OBJECT = {"a": 1, "b": [1, 2, 3]}
 ROWS, COLUMNS = 256, 256  # of the halo exchange: float64, one ghost cell on each side
-WINDOW = 64
+WINDOW, WINDOWS = 64, 12
 
 
 class UnisonoCalls:
@@ -79,9 +79,9 @@ class Mpi4pyCalls:
 
 def measured(calls: Any, run: Callable[[], None], nbytes: int) -> float:
     """Seconds of one run: the fastest window."""
-    count = 200 if nbytes <= 32 << 10 else max(2, (2 << 20) // nbytes)
+    count = 40 if nbytes <= 32 << 10 else max(2, (1 << 20) // nbytes)
     best = float("inf")
-    for window in range(7):
+    for window in range(WINDOWS):
         calls.barrier()
         begin = time.perf_counter()
         for _ in range(count):
@@ -186,9 +186,9 @@ def work(library: str) -> None:
         print(json.dumps(found))
 
 
-def turn(library: str, launcher: list[str], python: str) -> dict[str, float]:
+def turn(library: str, launcher: list[str], python: list[str]) -> dict[str, float]:
     """Run both ranks once."""
-    command = [*launcher, python, __file__, "--work", library]
+    command = [*launcher, *python, __file__, "--work", library]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     line = next(line for line in done.stdout.splitlines() if "{" in line)
@@ -207,10 +207,12 @@ def main() -> None:
         work(args.work)
         return
     here = Path(sys.executable).parent
-    sides = {"unisono": ([str(here / "unisono"), "run", "-n", "2"], sys.executable)}
+    sides: dict[str, tuple[list[str], list[str]]] = {
+        "unisono": ([str(here / "unisono"), "run", "-n", "2"], [])
+    }
     if args.against:
         there = args.against / "bin"
-        sides["mpi4py"] = [str(there / "mpiexec"), "-n", "2"], str(there / "python")
+        sides["mpi4py"] = [str(there / "mpiexec"), "-n", "2"], [str(there / "python")]
     best: dict[str, dict[str, float]] = {library: {} for library in sides}
     for _ in range(args.rounds):
         for library, (launcher, python) in sides.items():

@@ -178,7 +178,8 @@ class Channels {
 
   bool is_running() const { return !stopping_ && !failed_ && !group_.aborted(); }
   void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
-  enum class LargeMessages { kNow, kLater };       // when large messages are allocated and copied
+  // When large messages are copied, and kept where no receive matches them.
+  enum class LargeMessages { kNow, kLater };
   void progress(LargeMessages large = LargeMessages::kNow);
   void push(int peer, LargeMessages large);
   void pull(int peer, LargeMessages large);

@@ -127,8 +127,12 @@ void Channels::pull(int peer, LargeMessages large) {
   const bool over = group_.aborted() || group_.cell(peer).left.load(std::memory_order_acquire) != 0;
   uint64_t taken = 0;
   while (incoming.arriving || ((over || taken < kTurnBytes) && read_header(peer))) {
-    if (large == LargeMessages::kLater && incoming.header.nbytes >= kLarge) return;
-    if (incoming.unmatched) accept_message(peer);
+    const bool later = large == LargeMessages::kLater && incoming.header.nbytes >= kLarge;
+    if (incoming.unmatched) {
+      if (later && first_match(peer, incoming.header.tag) == nullptr) return;
+      accept_message(peer);
+    }
+    if (later) return;
     const uint64_t before = incoming.moved;
     unsigned char* const target = incoming.request ? incoming.request->data : incoming.message->bytes.get();
     if (incoming.header.zero_copy()) {
