@@ -6,9 +6,9 @@
 // each sender; others wait there.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
-#include <array>
 #include <deque>
 #include <functional>
 #include <list>
@@ -52,7 +52,8 @@ inline MessageEnvelope envelope(int source, const MessageHeader& header) {
 
 // Whether a receive from `wanted_peer` with `wanted_tag` matches a message.
 inline bool matches(int wanted_peer, int wanted_tag, int peer, int tag) {
-  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == tag || wanted_tag == any_tag_like(tag));
+  return (wanted_peer == kAnyRank || wanted_peer == peer) &&
+         (wanted_tag == tag || wanted_tag == any_tag_like(tag));
 }
 
 // Counts a thread that waits.
@@ -266,14 +267,14 @@ class Channels {
   std::vector<IncomingMessage> incoming_;
   std::vector<uint64_t> zero_copy_sends_;  // messages sent with zero copy to each rank
   Unexpected unexpected_;
-  MatchTable<UnexpectedMessage> kept_;         // of them, those that no receive gets
-  std::atomic<bool> has_unexpected_{false};    // for callers without the lock
-  std::atomic<int> first_looked_at_{0};        // of the ranks of this host, by a receive from any
-  size_t waiting_offers_ = 0;                  // of them, those that wait in their sender
-  std::vector<Offers> offers_;              // by peer
-  bool may_store_ = false;                  // there may be room for an offer
-  bool has_answers_ = false;                // what has arrived made something to send
-  std::vector<uint64_t> unexpected_bytes_;  // by peer
+  MatchTable<UnexpectedMessage> kept_;       // of them, those that no receive gets
+  std::atomic<bool> has_unexpected_{false};  // for callers without the lock
+  std::atomic<int> first_looked_at_{0};      // of the ranks of this host, by a receive from any
+  size_t waiting_offers_ = 0;                // of them, those that wait in their sender
+  std::vector<Offers> offers_;               // by peer
+  bool may_store_ = false;                   // there may be room for an offer
+  bool has_answers_ = false;                 // what has arrived made something to send
+  std::vector<uint64_t> unexpected_bytes_;   // by peer
   SocketStreams streams_;
   ControlPlane* const control_;
   size_t unfinished_requests_ = 0;                          // requests that are not done

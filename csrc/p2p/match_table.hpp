@@ -1,7 +1,7 @@
 // Receives or messages that wait for their match, found by source and tag.
 //
-// A hash table whose entries carry their own links: adding, finding and removing take the same time however many
-// entries there are, and allocate nothing. Entries with one key stay in the order in which they came.
+// A hash table whose entries carry their own links: adding, finding and removing take the same time however
+// many entries there are, and allocate nothing. Entries with one key stay in the order in which they came.
 #pragma once
 
 #include <cstddef>

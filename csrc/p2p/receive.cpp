@@ -80,7 +80,8 @@ bool Channels::can_store(int peer, uint64_t nbytes) const {
 
 Channels::Unexpected::iterator Channels::add_unexpected(int peer, const Header& header,
                                                         std::unique_ptr<unsigned char[]> bytes) {
-  const auto message = unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, header, std::move(bytes)});
+  const auto message =
+      unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, header, std::move(bytes)});
   message->place = message;
   auto link = message->links.begin();
   for (const int source : {peer, kAnyRank})

@@ -17,7 +17,7 @@ from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 if TYPE_CHECKING:
     from typing import Self
 
-    from unisono.engine.group.duplicate import MessageContexts
+    from unisono.engine.group.message_contexts import MessageContexts
 
 _OBJECT = DTYPES.index("uint8") | OBJECT_FORM
 _BYTES = DTYPES.index("bits8")
@@ -42,7 +42,7 @@ class MessagePlanner(Planner[_native.Engine]):
     @cached_property
     def contexts(self) -> MessageContexts:
         """The contexts of the group's duplicates; most groups have none."""
-        from unisono.engine.group.duplicate import MessageContexts
+        from unisono.engine.group.message_contexts import MessageContexts
 
         return MessageContexts()
 
@@ -69,7 +69,7 @@ class MessagePlanner(Planner[_native.Engine]):
             form = dtype | (OBJECT_FORM if name.endswith("_object") else 0)
         place = transfer.rank, self.travelling(transfer.tag), form
         memory = transfer.address, transfer.numel * ITEMSIZES[dtype]
-        work = _native.MessageWork(
+        work = _native.NativeMessageWork(
             self,
             self.engine,
             name,
@@ -91,11 +91,13 @@ class MessagePlanner(Planner[_native.Engine]):
         """See `Planner.sized_message`."""
         form = _native.ANY_FORM if decode is None else _OBJECT
         place = rank, self.travelling(tag), form, 0, 0, timeout_s
-        work = _native.MessageWork(self, self.engine, name, *place, sending=False, sized=True, decode=decode)
+        work = _native.NativeMessageWork(
+            self, self.engine, name, *place, sending=False, sized=True, decode=decode
+        )
         work.outlive_call()
         return work
 
     def refuse_shared_memory(self, name: str, address: int, nbytes: int) -> None:
         """See `Planner.refuse_shared_memory`."""
         place = self.rank, 0, _BYTES, address, nbytes, 1.0
-        _native.MessageWork(self, self.engine, name, *place, sending=True).refuse_shared_memory()
+        _native.NativeMessageWork(self, self.engine, name, *place, sending=True).refuse_shared_memory()
