@@ -69,7 +69,7 @@ class WaitingCaller {
 };
 
 // A range of addresses; empty at first.
-struct AddressRange {
+struct SentRange {
   uintptr_t low = UINTPTR_MAX, high = 0;
   void add(const unsigned char* data, uint64_t nbytes) {
     low = std::min(low, reinterpret_cast<uintptr_t>(data));
@@ -150,7 +150,7 @@ class Channels {
     std::shared_ptr<Request> sender{};   // of a synchronous message to this rank itself
     std::shared_ptr<Request> request{};  // the receive that gets it
     // Until one does: its places under the four pairs of source and tag that a receive of it can have.
-    std::array<MatchTable<UnexpectedMessage>::Link, 4> links{};
+    std::array<MatchTable<UnexpectedMessage>::ChainLink, 4> links{};
     std::list<UnexpectedMessage>::iterator place{};
     bool stored() const { return bytes != nullptr; }
     bool waits() const { return number != 0 && !asked; }  // in its sender
@@ -175,7 +175,7 @@ class Channels {
     uint64_t sent_at_once = 0;  // since this rank last looked for what the peer says
   };
 
-  using MessageLink = MatchTable<UnexpectedMessage>::Link;
+  using MessageLink = MatchTable<UnexpectedMessage>::ChainLink;
 
   bool is_running() const { return !stopping_ && !failed_ && !group_.aborted(); }
   void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
@@ -257,7 +257,7 @@ class Channels {
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
   size_t open_sends_ = 0;                                    // sends that are not done
-  AddressRange sent_from_;                                   // contains their memory
+  SentRange sent_from_;                                      // contains their memory
   Receives receives_;                                        // not yet matched, in order
   MatchTable<Request> posted_;                               // these, by source and tag
   uint64_t receives_posted_ = 0;                             // ever
