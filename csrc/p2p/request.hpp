@@ -26,18 +26,18 @@ inline bool overlap(const unsigned char* one, uint64_t nbytes, const unsigned ch
 // A send or a receive under way. Once `done` is set, the engine no longer uses the caller's memory.
 struct Request {
   bool sending;
-  int peer;  // receive: kAnyRank until matched
-  int tag;  // as it travels, see message_tag.hpp
+  int peer;       // receive: kAnyRank until matched
+  int tag;        // as it travels, see message_tag.hpp
   uint32_t form;  // receive: kAnyForm until matched
   unsigned char* data;
   uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
   Nanoseconds deadline = INT64_MAX;
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
-  bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
+  bool zero_copy = false;    // the bytes are copied from memory to memory, not through the stream
   bool synchronous = false;  // send: done only when a receive has matched it
-  bool exact = false;      // receive: a shorter message is refused, too
-  bool sized = false;      // receive: of any size, into memory that is made when a message matches
+  bool exact = false;        // receive: a shorter message is refused, too
+  bool sized = false;        // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;         // that memory
   bool cancelled = false;                       // set before `done`
   MessageFrame frame = MessageFrame::kMessage;  // send: what it writes next
@@ -45,7 +45,7 @@ struct Request {
   // Receive, until matched: its place in the order of receives, and among those with its source and tag.
   std::list<std::shared_ptr<Request>>::iterator place;
   uint64_t order = 0;
-  MatchTable<Request>::Link link;
+  MatchTable<Request>::ChainLink link;
   // Receive: sends under way that read its buffer. It is held back until they are done.
   std::vector<std::shared_ptr<Request>> readers;
   std::atomic<bool> seen{false};  // the caller knows that it is done
@@ -53,7 +53,8 @@ struct Request {
   std::atomic<bool> done{false};
 
   bool takes(const MessageHeader& header) const {
-    return (form == header.form() || form == kAnyForm) && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
+    return (form == header.form() || form == kAnyForm) &&
+           (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
   }
   // A message that it takes is its own now; `kept`: its bytes, if they have come. Throws std::bad_alloc.
   void accept(const MessageHeader& header, std::unique_ptr<unsigned char[]>&& kept = nullptr) {

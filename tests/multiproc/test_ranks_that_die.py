@@ -145,7 +145,7 @@ def test_a_message_that_is_still_arriving_is_no_unexpected_one() -> None:
             x = np.ones(4_000_000)
             # As a process that was stopped: as much as finds room, and nobody goes on with it.
             place = 1, 4, 9, x.ctypes.data, x.nbytes, 60.0, True
-            send = _native.MessageWork(inside.planner(group), inside.engine(group), "send", *place)
+            send = _native.NativeMessageWork(inside.planner(group), inside.engine(group), "send", *place)
             send.start()
             assert not send.ended()
             halfway.set()

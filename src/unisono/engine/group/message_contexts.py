@@ -1,20 +1,16 @@
-"""Duplicates of a group: the same ranks and engine, but messages of their own."""
+"""Which messages belong to which duplicate of a group."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from itertools import chain
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from unisono import _native
-from unisono.engine.group.group import Group
-from unisono.engine.group.membership import Former
-from unisono.engine.group.native import NativeGroup
-from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.operations.reduction import ReduceOp
 
-__all__ = ["DuplicateGroup", "MessageContexts", "duplicate"]
+if TYPE_CHECKING:
+    from unisono.engine.group.group import Group
 
 
 class MessageContexts:
@@ -50,23 +46,3 @@ class MessageContexts:
     def free(self, number: int) -> None:
         """A duplicate was closed."""
         self._open.discard(number)
-
-
-class DuplicateGroup(NativeGroup):
-    """See `Group.duplicate`."""
-
-    def __init__(self, original: NativeGroup, planner: NativePlanner) -> None:
-        self._store, self._settings, self._identity = original._store, original._settings, None
-        self._former, self._attempts, self._loop = Former(), 0, None
-        self._changing = threading.Lock()
-        self._original = original
-        Group.__init__(self, planner, planner.engine, original._hosts, original._members, None, original)
-
-    def _shrink(self, exclude: Sequence[int], timeout_s: float) -> NoReturn:  # noqa: ARG002
-        self._refuse_membership("shrink()")
-
-
-def duplicate(group: NativeGroup) -> DuplicateGroup:
-    """See `Group.duplicate`."""
-    original = group._original if isinstance(group, DuplicateGroup) else group
-    return DuplicateGroup(original, original._planner.duplicate(original._planner.contexts.agree(group)))
