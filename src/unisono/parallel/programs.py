@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from .mesh import PlanMesh
 
 Loss = Callable[[Any, Any], Any]
+DIFFERENT = (
+    "their inputs have different shapes, or the model is not the same on all of them. run.shard(loader) "
+    "gives each the same rows"
+)
 
 
 class Prover:
@@ -253,12 +257,11 @@ class RecordedPrograms(Prover):
                 with record_function(f"up::{kind}|{self._recorder.name}"):
                     digests = {*on_every_rank(digest, group)}
                 if len(digests) > 1:
-                    refuses = StageError if self.axis is None else ContextError
-                    raise refuses(
-                        f"ranks of one {'pipeline' if self.axis is None else 'context group or pipeline'} "
-                        f"run different programs of {self._recorder.name}: their inputs have different "
-                        "shapes, or the model is not the same on all of them. run.shard(loader) gives each "
-                        "the same rows"
+                    name, remedy = self._recorder.name, DIFFERENT
+                    if self.axis is None:
+                        raise StageError(f"ranks of one pipeline run different programs of {name}: {remedy}")
+                    raise ContextError(
+                        f"ranks of one context group or pipeline run different programs of {name}: {remedy}"
                     )
             except Exception as error:  # noqa: BLE001  (raised below)
                 failed = error
