@@ -105,7 +105,7 @@ class Engine {
   GroupState& group() { return group_; }
   Channels& channels() { return channels_; }
 
-  bool raw_messages = false;  // its receives are raw, see Request
+  bool raw_messages() const { return channels_.raw; }
 
   // Whether the calling thread is already inside a call: then it runs a signal handler.
   bool in_signal_handler() const {

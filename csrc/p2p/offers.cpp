@@ -96,7 +96,8 @@ bool Channels::take_frame(int peer) {
 
 void Channels::place_offer(int peer, const Header& header) {
   const Header plain{header.nbytes, header.tag, header.form()};
-  const auto message = unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, plain, nullptr});
+  const auto message = add_unexpected(peer, plain, nullptr);
+  ++waiting_offers_;
   message->number = ++offers(peer).received;
   message->synchronous = header.frame() == MessageFrame::kSynchronousOffer;
   if (const std::shared_ptr<Request> request = take_match(peer, plain))
@@ -115,6 +116,7 @@ bool Channels::grant_to(const std::shared_ptr<Request>& request, Unexpected::ite
     refuse(*request, peer, header);
     return true;
   }
+  take_unexpected(*message);
   message->request = request;
   allocate(peer, header, [&] { request->accept(header); });
   grant(message);
@@ -123,6 +125,7 @@ bool Channels::grant_to(const std::shared_ptr<Request>& request, Unexpected::ite
 
 void Channels::grant(Unexpected::iterator message) {
   message->asked = true;
+  --waiting_offers_;
   offers(message->peer).asked[message->number] = message;
   tell(message->peer, MessageFrame::kGrant, message->number);
 }

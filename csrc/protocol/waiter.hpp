@@ -101,6 +101,7 @@ class ReleasableLock {
  public:
   virtual ~ReleasableLock() = default;
   virtual void release() = 0;
+  virtual bool held() const = 0;
 };
 
 struct WaitPolicy {

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "python/call_cache.hpp"
+#include "python/message_work.hpp"
 #include "python/messages.hpp"
 
 namespace nb = nanobind;
@@ -218,14 +219,41 @@ class GroupBase {
   // Sends (True) or receives (the Status) a message. None: Python has to do it; nothing has happened.
   // `now`: only if the message can be passed at once and has the size of the buffer.
   nb::object pass(PyObject* const* arguments, bool sending, bool now,
-                  MessageKind kind = MessageKind::kArray) {
+                  MessageContents contents = MessageContents::kArray) {
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    MessageCall message{sending, kind, now, default_timeout_s()};
+    MessageCall message{sending, contents, now, default_timeout_s()};
     if (!message.read(arguments, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
-    return pass(engine, message, arguments[0]);
+    return message.sent(engine) ? message.outcome() : pass(engine, message, arguments[0]);
+  }
+  // Begins to send or to receive; the work. None as above, also where the memory is in use.
+  nb::object begin(PyObject* const* arguments, bool sending, bool exact) {
+    static InternedName isend{"isend"}, irecv{"irecv"};
+    const nb::object alive = this->engine();
+    if (alive.is_none()) return nb::none();
+    Engine& engine = *nb::inst_ptr<Engine>(alive);
+    MessageCall message{sending, MessageContents::kArray, exact, default_timeout_s()};
+    if (!message.read(arguments, engine)) return nb::none();
+    MessageName name{nb::borrow((sending ? isend : irecv).get()), message.tag()};
+    if (message.sent(engine)) return make_message_work(planner, alive, std::move(name));
+    nb::object made = make_message_work(planner, alive, std::move(name), message.request(),
+                                        BufferReferences{nb::borrow(arguments[0]), {}, message.kept(), {}},
+                                        message.timeout_s);
+    MessageWork& work = *nb::inst_ptr<MessageWork>(made);
+    work.outlive_call();
+    if (!work.post()) return nb::none();
+    if (!work.ended()) work.detach();
+    return made;
+  }
+  // The `Status` of the message that a receive would get, if it has come or comes within a moment; or None.
+  nb::object peek(PyObject* const* arguments) {
+    const nb::object alive = this->engine();
+    if (alive.is_none()) return nb::none();
+    Engine& engine = *nb::inst_ptr<Engine>(alive);
+    MessageCall message{false, MessageContents::kBytes, false, default_timeout_s(), "probe"};
+    return message.read(arguments, engine) ? message.peeked(engine) : nb::none();
   }
   // Sends a message that can be sent at once, then receives one; None as above. What is sent is copied first:
   // both may share memory. Arguments: x, dst, tag, timeout, out, src.
@@ -235,8 +263,8 @@ class GroupBase {
     Engine& engine = *nb::inst_ptr<Engine>(alive);
     engine.check_process();  // before a lock that another thread may have held at the fork
     PyObject* const source[] = {arguments[4], arguments[5], arguments[2], arguments[3]};
-    MessageCall sent{true, MessageKind::kArray, true, default_timeout_s()};
-    MessageCall received{false, MessageKind::kArray, false, default_timeout_s(), "sendrecv"};
+    MessageCall sent{true, MessageContents::kArray, true, default_timeout_s()};
+    MessageCall received{false, MessageContents::kArray, false, default_timeout_s(), "sendrecv"};
     if (!received.read(source, engine) || !sent.read(arguments, engine)) return nb::none();
     if (!received.unshared(engine) || !sent.pass_now(engine)) return nb::none();
     nb::object status = pass(engine, received, source[0]);
@@ -569,11 +597,24 @@ nb::object receive(GroupBase& calls, PyObject* const* arguments) {
   return calls.pass(arguments, false, false);
 }
 nb::object send_object(GroupBase& calls, PyObject* const* arguments) {
-  return calls.pass(arguments, true, false, MessageKind::kObject);
+  return calls.pass(arguments, true, false, MessageContents::kObject);
 }
 nb::object receive_object(GroupBase& calls, PyObject* const* arguments) {
-  return calls.pass(arguments, false, false, MessageKind::kObject);
+  return calls.pass(arguments, false, false, MessageContents::kObject);
 }
+nb::object receive_bytes(GroupBase& calls, PyObject* const* arguments) {
+  return calls.pass(arguments, false, false, MessageContents::kBytes);
+}
+nb::object begin_send(GroupBase& calls, PyObject* const* arguments) {
+  return calls.begin(arguments, true, false);
+}
+nb::object begin_receive(GroupBase& calls, PyObject* const* arguments) {
+  return calls.begin(arguments, false, false);
+}
+nb::object begin_whole_receive(GroupBase& calls, PyObject* const* arguments) {
+  return calls.begin(arguments, false, true);
+}
+nb::object peek(GroupBase& calls, PyObject* const* arguments) { return calls.peek(arguments); }
 nb::object send_now(GroupBase& calls, PyObject* const* arguments) {
   return calls.pass(arguments, true, true);
 }
@@ -610,7 +651,16 @@ PyMethodDef kMethods[] = {
     method<4, send>("_send", "Sends (x, peer, tag, timeout); True, or None: Python has to do it."),
     method<4, receive>("_recv", "Receives (x, peer, tag, timeout); its `Status`, or None as above."),
     method<4, send_object>("_send_object", "As `_send`, the bytes of an object."),
-    method<4, receive_object>("_recv_object", "As `_recv`, with None for x: the bytes of an object."),
+    method<4, receive_object>("_recv_object",
+                              "As `_recv`, with None for x: the bytes of an object, and its `Status`."),
+    method<4, receive_bytes>("_recv_bytes",
+                             "As `_recv`, with None for x: the bytes of any message, and its `Status`."),
+    method<4, begin_send>("_isend", "As `_send`, but begins to; the work."),
+    method<4, begin_receive>("_irecv", "As `_recv`, but begins to; the work."),
+    method<4, begin_whole_receive>("_irecv_all", "As `_irecv`; a message has to fill x."),
+    method<4, peek>("_peek",
+                    "Of (None, peer, tag, None): the `Status` of the message that a receive would get, or None: "
+                    "Python has to look."),
     method<4, send_now>("_send_now", "As `_send`; None also if it cannot be sent at once."),
     method<4, receive_now>("_recv_now", "As `_recv`; None also if it has not arrived, or is shorter."),
     method<6, send_and_receive>(

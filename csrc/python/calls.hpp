@@ -155,6 +155,12 @@ class CollectiveWork {
   std::atomic<bool> raised_ = false;
 };
 
+// The line of the innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what it points to.
+unisono::CallSite caller_site(nanobind::object& code);
+
+// Raises the ValueError of a message whose memory a receive under way writes to.
+[[noreturn]] void refuse_memory(const nanobind::object& operation);
+
 // Seconds of a timeout; `otherwise` for None. Python converts or refuses everything but a positive float.
 double seconds(nanobind::handle timeout, double otherwise, nanobind::handle planner);
 

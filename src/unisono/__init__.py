@@ -10,7 +10,6 @@ Names are loaded on first use, so that importing the package, as the launcher do
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -174,19 +173,3 @@ if not TYPE_CHECKING:  # to a type checker a name that does not exist is an erro
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _AliasFinder:
-    """The last finder of modules: asked for a name that all others do not know."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> Any:  # noqa: ARG004
-        """Find a module that has moved."""
-        if not name.startswith("unisono."):
-            return None
-        from unisono.engine.base.module_aliases import find_alias
-
-        return find_alias(name)
-
-
-sys.meta_path.append(_AliasFinder)

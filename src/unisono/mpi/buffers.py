@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,17 @@ def at_address(address: int, nbytes: int, kept: Any = None, readonly: bool = Fal
     if nbytes == 0:
         return np.zeros(0, np.uint8)
     return np.asarray(_Kept(address, nbytes, kept, readonly))
+
+
+def _is_readable(address: int) -> bool:
+    """Whether this process can read the byte at an address: not that of a device."""
+    byte = ctypes.create_string_buffer(1)
+    there = (ctypes.c_size_t * 2)(address, 1)
+    here = (ctypes.c_size_t * 2)(ctypes.addressof(byte), 1)
+    return _libc.process_vm_readv(os.getpid(), here, 1, there, 1, 0) == 1  # type: ignore[no-any-return]
+
+
+_libc = ctypes.CDLL(None)
 
 
 class BottomType(int):
@@ -155,8 +168,8 @@ def _view_of(x: Any) -> memoryview | None:
 def _of_interface(x: Any) -> tuple[Any, str]:
     """The memory of an object with DLPack, or with the array interface of CUDA but in the host's memory."""
     if hasattr(x, "__dlpack__"):
-        address, nbytes, kind, kept = tensor_of(x)
-        return at_address(address, nbytes, (x, kept)), kind
+        address, nbytes, kind, readonly, kept = tensor_of(x)
+        return at_address(address, nbytes, (x, kept), readonly), kind
     face = getattr(x, "__cuda_array_interface__", None)
     if face is None:
         raise TypeError("message: expecting buffer or list/tuple")
@@ -182,6 +195,6 @@ def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
         raise BufferError("__cuda_array_interface__: the memory is not contiguous")
     address, readonly = face["data"]
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes and not address:
-        raise BufferError("__cuda_array_interface__: the array has no memory")
+    if nbytes and not (address and _is_readable(address)):
+        raise BufferError("__cuda_array_interface__: the array is not in the memory of the host")
     return at_address(address or 0, nbytes, x, bool(readonly)), _code(dtype)

@@ -9,6 +9,7 @@ import ctypes
 from typing import Any
 
 _HOST_DEVICES = (1, 3, 11)  # CPU, and memory of the host that CUDA and ROCm have pinned
+_VERSIONED_OFFSET = 32  # of the tensor in a DLManagedTensorVersioned
 _KINDS = {
     (0, 8): "b", (0, 16): "h", (0, 32): "i", (0, 64): "l", (1, 8): "B", (1, 16): "H", (1, 32): "I",
     (1, 64): "L", (2, 16): "e", (2, 32): "f", (2, 64): "d", (2, 128): "g", (5, 64): "F", (5, 128): "D",
@@ -36,20 +37,37 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-def tensor_of(x: Any) -> tuple[int, int, str, Any]:
-    """(address, bytes, character of NumPy, what to keep) of the tensor of an object.
+def _capsule_of(x: Any) -> Any:
+    try:
+        return x.__dlpack__(max_version=(1, 0))
+    except TypeError:  # a producer of the old interface
+        return x.__dlpack__()
+
+
+def _tensor_in(capsule: Any) -> tuple[_Tensor, bool]:
+    """(the tensor, whether it is read-only)."""
+    try:
+        return _Tensor.from_address(_pointer(capsule, b"dltensor")), False
+    except ValueError:
+        pass
+    try:
+        at = _pointer(capsule, b"dltensor_versioned")
+    except ValueError:
+        raise BufferError("dlpack: the capsule has no tensor") from None
+    flags = ctypes.c_uint64.from_address(at + _VERSIONED_OFFSET - 8).value
+    return _Tensor.from_address(at + _VERSIONED_OFFSET), bool(flags & 1)
+
+
+def tensor_of(x: Any) -> tuple[int, int, str, bool, Any]:
+    """(address, bytes, character of NumPy, read-only, what to keep) of the tensor of an object.
 
     Raises:
         BufferError: it is not in the host's memory, not contiguous, or of a type that has no name here.
     """
     if int(x.__dlpack_device__()[0]) not in _HOST_DEVICES:
         raise BufferError("dlpack: the tensor is not in the memory of the host")
-    capsule = x.__dlpack__()
-    try:
-        at = _pointer(capsule, b"dltensor")
-    except ValueError:
-        raise BufferError("dlpack: the capsule has no tensor") from None
-    tensor = _Tensor.from_address(at)
+    capsule = _capsule_of(x)
+    tensor, readonly = _tensor_in(capsule)
     pair = tensor.code == 2 and tensor.lanes == 2  # a complex number, of producers that know no complex type
     bits = tensor.bits * tensor.lanes
     kind = _KINDS.get((5 if pair else tensor.code, bits))
@@ -68,7 +86,7 @@ def tensor_of(x: Any) -> tuple[int, int, str, Any]:
         count *= size
     if count and not tensor.data:
         raise BufferError("dlpack: the tensor has no memory")
-    return (tensor.data or 0) + tensor.byte_offset, count * bits // 8, kind, capsule
+    return (tensor.data or 0) + tensor.byte_offset, count * bits // 8, kind, readonly, capsule
 
 
 def contiguous(shape: Any, strides: Any, itemsize: int) -> bool:

@@ -85,7 +85,7 @@ class Handle:
         handle = int(handle)
         if handle and handle not in _states:
             raise ValueError(f"no {cls.__name__} has the handle {handle}")
-        return _states[handle].kind._of(_states[handle]) if handle else cls()
+        return (_states[handle].kind or cls)._of(_states[handle]) if handle else cls()
 
     toint = py2f = lambda self: self.handle
     fromint = f2py = fromhandle

@@ -13,10 +13,10 @@ from unisono.mpi.message import Message
 from unisono.mpi.op import OPS
 from unisono.mpi.pickling import pickle
 from unisono.mpi.point_to_point import destination, fill_status, origin
-from unisono.mpi.progress import Ended, Operation, complete
+from unisono.mpi.progress import Ended, Operation, complete, moving
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import as_bytes, receive_bytes
+from unisono.mpi.transport import MOST_TAG, as_bytes, receive_bytes
 
 SUM = OPS["SUM"]
 
@@ -65,6 +65,14 @@ class ObjectMessages:
         """Receive an object. buf: not used."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
+        if source != PROC_NULL and not moving():
+            state = self._alive()
+            found = state.world.group._recv_object(None, *origin(state, source, tag), None)
+            if found is not None:
+                data, sent = found
+                if status is not None:
+                    status._set(state.places[sent.source], sent.tag & MOST_TAG, sent.nbytes)
+                return pickle.loads(data)
         operation = self._receive_object(source, tag)
         operation.block()
         fill_status(status, operation)

@@ -77,6 +77,8 @@ class Op(Handle):
         target.fill(packed)
 
     def __call__(self, x: Any, y: Any) -> Any:
+        if self._state is None:
+            raise ValueError("cannot call the null operation")
         state = self._alive()
         if state.user is None:
             return state.objects(x, y)

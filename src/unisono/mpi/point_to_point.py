@@ -16,7 +16,7 @@ from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import MOST_TAG, BlockReceive
+from unisono.mpi.transport import MOST_TAG, BlockReceive, truncated
 
 
 def destination(state: CommState, dest: int, tag: int) -> tuple[int, int]:
@@ -90,10 +90,7 @@ class PointToPoint:
         if status is not None:
             status._set(source, tag, min(nbytes, capacity))
         if nbytes > capacity:
-            raise Exception(
-                constants.ERR_TRUNCATE,
-                f"the message from rank {source} with tag {tag} has {nbytes} bytes, the receive buffer {capacity}",
-            )
+            raise truncated(source, tag, nbytes, capacity)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send, and wait until a receive has matched."""
@@ -294,11 +291,13 @@ class PointToPoint:
     def _exchange(
         self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int
     ) -> Operation:
-        if dest != PROC_NULL:
-            destination(self._alive(), dest, sendtag)
+        self._check_send(sendbuf, dest, sendtag)  # before the receive is posted
         receive = self._receive(recvbuf, source, recvtag)
         return Every([receive, self._send(sendbuf, dest, sendtag)])
 
     def _replace(self, buf: Any, dest: int, sendtag: int, source: int, recvtag: int) -> Operation:
+        if source != PROC_NULL:
+            origin(self._alive(), source, recvtag)
+            simple(buf, writable=True)
         send = self._send(buf, dest, sendtag, copied=True)
         return Every([self._receive(buf, source, recvtag), send])

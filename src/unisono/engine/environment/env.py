@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -149,7 +148,6 @@ class EnvironmentVariable(NamedTuple):
     `source` is the launcher that sets it; "": any launcher or the user.
     `yields`: an earlier variable of the same setting overrides it, instead of having to agree.
     `secret`: its value is not repeated in errors.
-    `deprecated`: an old name, read with a DeprecationWarning.
     """
 
     name: str
@@ -159,7 +157,6 @@ class EnvironmentVariable(NamedTuple):
     source: str = ""
     yields: bool = False
     secret: bool = False
-    deprecated: bool = False
 
 
 def _placement(
@@ -190,9 +187,6 @@ VARIABLES = _table(
         "UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"
     ),
     EnvironmentVariable("UNISONO_ZERO_COPY", "zero_copy", _flag, "0: ranks never read each other's memory"),
-    EnvironmentVariable(
-        "UNISONO_LENDING", "zero_copy", _flag, "the old name of UNISONO_ZERO_COPY", deprecated=True
-    ),
     EnvironmentVariable(
         "UNISONO_PLACEMENT", "placement", _flag, "0: waiting threads do not move to other cores"
     ),
@@ -375,8 +369,6 @@ def read(environ: Mapping[str, str] | None = None, *, strict: bool = True) -> Se
         text = environ.get(variable.name, "")
         if not text or not _counts(variable, launcher):
             continue
-        if variable.deprecated:
-            warnings.warn(f"{variable.name} is {variable.doc}", DeprecationWarning, stacklevel=2)
         try:
             _take(variable, text, environ, values, origins)
         except ValueError as error:

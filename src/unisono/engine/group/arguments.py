@@ -46,6 +46,9 @@ class CallArguments(NamedTuple):
         return kind_of(self.kind).plan
 
 
+OBJECT_FORM = 1 << 8  # added to the dtype of a message that is an object
+
+
 class MessageArguments(NamedTuple):
     """One message, checked: what both an engine and a library need to move it.
 

@@ -17,7 +17,7 @@ from unisono.engine.group.call_results import NOTHING, CallResult
 from unisono.engine.group.coalescing import CoalescedBuffers, no_calls
 from unisono.engine.group.external_work import ExternalCall, ExternalMessageWork, device_arrays
 from unisono.engine.group.planning import Planner
-from unisono.engine.group.work import seconds
+from unisono.engine.group.work import OutstandingMessages, seconds
 from unisono.engine.memory.buffers import DTYPES, DeviceArray, is_tensor
 from unisono.engine.operations.kinds import kind_of
 from unisono.errors import Aborted, GroupError, Mismatch, Timeout, UnisonoError, message
@@ -39,6 +39,7 @@ class ExternalPlanner(Planner[LibraryDriver]):
 
     def __init__(self, driver: LibraryDriver, name: str, timeout_s: float, hosts: tuple[str, ...]) -> None:
         super().__init__(driver, name, driver.rank, driver.size, timeout_s, hosts)
+        self.outstanding_messages = OutstandingMessages()
         self._usual_s = timeout_s
         self._pid = os.getpid()
 

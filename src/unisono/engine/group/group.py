@@ -627,16 +627,16 @@ class Group(_native.GroupBase):
 
     def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
         """Begin to send `x`. Do not change `x` until the work is done."""
-        work = checked(self._planner, "isend", x, dst, tag, timeout, receiving=False)
-        return begin(self._planner, work)
+        work: MessageWork | None = self._isend(x, dst, tag, timeout)
+        return work or begin(checked(self._planner, "isend", x, dst, tag, timeout, receiving=False))
 
     def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
         """Begin to receive into `x`; when done, the work's `status` is what `recv` returns.
 
         `work.cancel()` cancels it while no message has matched it.
         """
-        work = checked(self._planner, "irecv", x, src, tag, timeout, receiving=True)
-        return begin(self._planner, work)
+        work: MessageWork | None = self._irecv(x, src, tag, timeout)
+        return work or begin(checked(self._planner, "irecv", x, src, tag, timeout, receiving=True))
 
     def sendrecv(
         self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None
@@ -663,6 +663,9 @@ class Group(_native.GroupBase):
         Example: status = group.probe(tag=ANY_TAG); x = np.empty(status.numel, status.dtype)
             group.recv(x, status.source, status.tag)
         """
+        status: Status | None = self._peek(None, src, tag, None)
+        if status is not None:
+            return status
         rank, tag = addressed(self._planner, "probe", src, tag, receiving=True)
         return self._probe(rank, tag, self._planner.seconds(timeout))
 
@@ -672,7 +675,8 @@ class Group(_native.GroupBase):
         Raises:
             PeerLost: see `probe`.
         """
-        return self._iprobe(*addressed(self._planner, "iprobe", src, tag, receiving=True))
+        status: Status | None = self._peek(None, src, tag, None)
+        return status or self._iprobe(*addressed(self._planner, "iprobe", src, tag, receiving=True))
 
     @abstractmethod
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status: ...
@@ -704,7 +708,7 @@ class Group(_native.GroupBase):
             arguments.append(read(self._planner, "batch", one.x, peer, one.tag, timeout, receiving=receiving))
         works = together(self._planner, arguments)
         for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], SendTo)):
-            begin(self._planner, works[number])
+            begin(works[number])
         return works
 
     # ---- objects ------------------------------------------------------------------------------------
@@ -776,20 +780,52 @@ class Group(_native.GroupBase):
         self._send_encoded(objects.encode_object("send_object", obj, pickle), dst, tag, timeout)
 
     def recv_object(
-        self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
+        self,
+        src: SupportsIndex | None = None,
+        tag: int = 0,
+        *,
+        pickle: bool = False,
+        with_status: bool = False,
+        timeout: Seconds = None,
     ) -> Any:
         """Receive an object from rank `src`, or from any rank (None).
 
+        Args:
+            tag: of the message; `ANY_TAG` accepts any.
+            with_status: return the object and the message's `Status`.
         Raises:
             Mismatch: the message is an array.
+        Example: task, status = group.recv_object(tag=un.ANY_TAG, with_status=True)
         """
-        return objects.decode_object(self._recv_encoded(src, tag, timeout), pickle=pickle)
+        encoded, status = self._recv_encoded(src, tag, timeout)
+        obj = objects.decode_object(encoded, pickle=pickle)
+        return (obj, status) if with_status else obj
+
+    def recv_bytes(
+        self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None
+    ) -> objects.ReceivedBytes:
+        """Receive the next message from rank `src`, or from any rank (None), whatever its size and dtype.
+
+        No other thread can take it in between, as it could after a `probe`.
+
+        Args:
+            tag: of the message; `ANY_TAG` accepts any.
+        Returns:
+            Its bytes, a writable array of uint8, and its `Status`. Those of an object are its encoding.
+        Example: data, status = group.recv_bytes(); x = data.view(status.dtype)
+        """
+        return self._recv_any(src, tag, timeout)
 
     @abstractmethod
     def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
 
     @abstractmethod
-    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes: ...
+    def _recv_encoded(
+        self, src: SupportsIndex | None, tag: int, timeout: Seconds
+    ) -> objects.ReceivedBytes: ...
+
+    @abstractmethod
+    def _recv_any(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.ReceivedBytes: ...
 
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
         return self._collect(kind, objects.encode_object(kind, obj, pickle), 0, pickle, timeout)

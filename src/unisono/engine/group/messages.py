@@ -132,26 +132,16 @@ def addressed(
 def run(planner: Planner[Any], timeout: Seconds, *works: MessageWork) -> None:
     """Post all works, then wait for them, the last one first."""
     timeout_s = planner.seconds(timeout)
-    try:
-        for work in works:
-            work.start()
-        for work in reversed(works):
-            if work.wait_or_abort(timeout_s):
-                raise work.failure()
-    except BaseException:  # a fault, or Ctrl-C at any point: the engine may still move their bytes
-        for work in works:
-            planner.outstanding_messages.keep(work)
-        raise
-
-
-def begin(planner: Planner[Any], work: MessageWork) -> MessageWork:
-    """Post a work, and keep it until it is done."""
-    try:
+    for work in works:
         work.start()
-        if not work.ended():
-            planner.outstanding_messages.keep(work)
-            work.detach()
-    except BaseException:  # as by Ctrl-C, perhaps right after it was posted
-        planner.outstanding_messages.keep(work)
-        raise
+    for work in reversed(works):
+        if work.wait_or_abort(timeout_s):
+            raise work.failure()
+
+
+def begin(work: MessageWork) -> MessageWork:
+    """Post a work that outlives the call."""
+    work.start()
+    if not work.ended():
+        work.detach()
     return work

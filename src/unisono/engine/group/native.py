@@ -234,21 +234,30 @@ class NativeGroup(MembershipGroup):
             work = checked(self._planner, "send_object", encoded, dst, tag, timeout, receiving=False)
             run(self._planner, timeout, work)
 
-    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes:
-        encoded: objects.Bytes | None = self._recv_object(None, src, tag, timeout)
-        if encoded is None:  # arguments that only Python reads
-            rank, tag = addressed(self._planner, "recv_object", src, tag, receiving=True)
-            self._planner.check_open()
-            source = None if rank == ANY_RANK else rank
-            encoded = self._recv_object(None, source, tag, self._planner.seconds(timeout))
-        if encoded is None:  # another thread closes the group
-            raise GroupClosed(f"recv_object failed: group {self.name!r} was closed by another thread")
-        return encoded
+    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.ReceivedBytes:
+        received: objects.ReceivedBytes | None = self._recv_object(None, src, tag, timeout)
+        return received or self._recv_read("recv_object", self._recv_object, src, tag, timeout)
+
+    def _recv_any(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.ReceivedBytes:
+        received: objects.ReceivedBytes | None = self._recv_bytes(None, src, tag, timeout)
+        return received or self._recv_read("recv_bytes", self._recv_bytes, src, tag, timeout)
+
+    def _recv_read(
+        self, name: str, receive: Any, src: SupportsIndex | None, tag: int, timeout: Seconds
+    ) -> objects.ReceivedBytes:
+        """The same with arguments that only Python reads."""
+        rank, tag = addressed(self._planner, name, src, tag, receiving=True)
+        self._planner.check_open()
+        source = None if rank == ANY_RANK else rank
+        received: objects.ReceivedBytes | None = receive(None, source, tag, self._planner.seconds(timeout))
+        if received is None:  # another thread closes the group
+            raise GroupClosed(f"{name} failed: group {self.name!r} was closed by another thread")
+        return received
 
     def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
         """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
-        work = checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True)
-        return begin(self._planner, work)
+        work: MessageWork | None = self._irecv_all(x, src, tag, None)
+        return work or begin(checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True))
 
     @property
     def _engine_settings(self) -> EngineSettings | None:

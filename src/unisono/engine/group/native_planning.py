@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from unisono import _native
@@ -21,7 +21,13 @@ from unisono.engine.diagnosis.fault_reader import (
 )
 from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.diagnosis.report import FirstFailure
-from unisono.engine.group.arguments import CallArguments, MessageArguments, check_op, check_reducible
+from unisono.engine.group.arguments import (
+    OBJECT_FORM,
+    CallArguments,
+    MessageArguments,
+    check_op,
+    check_reducible,
+)
 from unisono.engine.group.buffer_layout import BufferLayout, check_alike, in_parts
 from unisono.engine.group.call_results import CallResult
 from unisono.engine.group.coalescing import (
@@ -33,9 +39,9 @@ from unisono.engine.group.coalescing import (
     no_calls,
 )
 from unisono.engine.group.custom_algorithms import CustomAlgorithms
-from unisono.engine.group.native_messages import NativeMessageWork
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.reproducibility import ReproducibleAlgorithms
+from unisono.engine.group.work import MessageWork
 from unisono.engine.membership.eviction import Eviction
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 from unisono.engine.operations.kinds import KINDS, kind_of
@@ -104,6 +110,7 @@ class NativePlanner(Planner[_native.Engine]):
         self._host_names = host_names
         self.members = members
         self._first_failure = FirstFailure()
+        self.dropped_messages = _native.DroppedMessages()
 
     def place(self, hosts: tuple[int, ...]) -> None:
         """See `Planner.place`."""
@@ -149,7 +156,7 @@ class NativePlanner(Planner[_native.Engine]):
                 self.admission_store.close()
             for end in self.leave_callbacks:
                 end()
-            self.outstanding_messages.close()  # not earlier: a thread may still move bytes of these buffers
+            self.dropped_messages.close(engine.unsettled)  # not earlier: a thread may still move their bytes
 
     def drop(self) -> _native.Engine | None:
         """See `Planner.drop`."""
@@ -230,25 +237,29 @@ class NativePlanner(Planner[_native.Engine]):
             )
         return calls or no_calls
 
-    def message(self, transfer: MessageArguments) -> NativeMessageWork:
+    def message(self, transfer: MessageArguments) -> MessageWork:
         """See `Planner.message`."""
         name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form = transfer
-        engine, timeout_s = self.engine, self.seconds(timeout)
-        nbytes = numel * ITEMSIZES[dtype]
-        dtype = dtype if form is None else form
-        # Blocking calls: the caller's frame still exists when an error needs its line.
-        where = ""
-        if name in ("isend", "irecv", "batch"):
-            where = call_site()
-            keep = (keep, _native.StorageHold(keep))
-        operation = f"{name}(tag={tag})" if tag > 0 else name
-        if receiving:
-            post = partial(engine.post_recv, rank, tag, dtype, exact, address, nbytes, timeout_s)
-        else:
-            is_object = name.endswith("_object")
-            post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
-        context = partial(self.fault_context, engine, operation, timeout_s, where)
-        return NativeMessageWork(engine, post, (address, nbytes), keep, context, receiving)
+        if form is None:
+            form = dtype | (OBJECT_FORM if name.endswith("_object") else 0)
+        work = _native.MessageWork(
+            self,
+            self.engine,
+            name,
+            rank,
+            tag,
+            form,
+            address,
+            numel * ITEMSIZES[dtype],
+            self.seconds(timeout),
+            not receiving,
+            exact,
+            False,
+            keep,
+        )
+        if name in ("isend", "irecv", "batch"):  # of others the caller's frame exists when an error needs it
+            work.outlive_call()
+        return work
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """See `Planner.choice`."""

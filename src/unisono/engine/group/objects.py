@@ -15,8 +15,11 @@ from unisono.engine.group.buffer_layout import with_call_name
 if TYPE_CHECKING:
     import numpy as np
 
+    from unisono import _native
+
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Lengths = np.ndarray[Any, np.dtype[np.int64]]
+    ReceivedBytes = tuple[Bytes, _native.Status]
 
 
 def encode_object(call: str, obj: Any, pickle: bool) -> Bytes:

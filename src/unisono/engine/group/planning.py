@@ -21,7 +21,7 @@ from unisono.engine.group.arguments import (
 from unisono.engine.group.buffer_layout import BufferLayout, check_layout, with_call_name
 from unisono.engine.group.call_results import CallResult, allocate
 from unisono.engine.group.coalescing import CoalescedBuffers, check_buffers
-from unisono.engine.group.work import MessageWork, OutstandingMessages, Work, seconds
+from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.memory.buffers import pinned
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op
@@ -52,7 +52,6 @@ class Planner(ABC, Generic[Runner]):
         hosts: the number of the host of each rank, by which algorithms are chosen; the same on all ranks.
         reproducible: all reductions are reproducible.
         machine: the calibration by which algorithms are chosen; call `place` after a change.
-        outstanding_messages: the messages that nobody waits for.
         members: the number of every rank in the job; (): the same as in the group.
     """
 
@@ -76,7 +75,6 @@ class Planner(ABC, Generic[Runner]):
         self.timeout_s = timeout_s
         self.reproducible = reproducible
         self.machine = machine
-        self.outstanding_messages = OutstandingMessages()
         distinct = list(dict.fromkeys(host_names))
         self.place(tuple(distinct.index(name) for name in host_names))
 
