@@ -1,10 +1,10 @@
 """Run mpi4py's own test suite against `unisono.mpi`, and print a table: `make test-mpi4py`.
 
-The suite is fetched from the package index, and is not kept in the repository. A test passes when it passes on
-every rank. Each file is a job of its own; one that hangs is ended, and the tests that did not end count as hung.
+The suite is fetched from the package index, and is not kept in the repository. A test passes when it passes
+on every rank. Each file is a job of its own; one that hangs is ended, and tests that did not end are "hung".
 
-    python tools/test_mpi4py.py --ranks 2 4 test_cco test_comm     # some files
-    python tools/test_mpi4py.py --mpiexec /opt/mpich/bin/mpiexec --python /opt/mpich/bin/python   # mpi4py itself
+    python tools/test_mpi4py.py --ranks 2 4 test_cco test_comm                      # some files
+    python tools/test_mpi4py.py --mpiexec PREFIX/bin/mpiexec --python PREFIX/bin/python   # mpi4py itself
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Recorder(unittest.TestResult):
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._file = Path(path).open("w", encoding="utf-8")
+        self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by the end of the rank
 
     def _write(self, outcome: str, test: unittest.TestCase, why: str = "") -> None:
         self._file.write(json.dumps([outcome, test.id(), why]) + "\n")
@@ -105,7 +105,9 @@ def _rank_of(outcome: str) -> int:
     return ("skipped", "passed", "hung", "failed").index(outcome)
 
 
-def run_file(options: argparse.Namespace, folder: Path, module: str, ranks: int) -> dict[str, tuple[str, str]]:
+def run_file(
+    options: argparse.Namespace, folder: Path, module: str, ranks: int
+) -> dict[str, tuple[str, str]]:
     """Run one file on some ranks."""
     work = CACHE / "results"
     work.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ def _is_readable(address: int) -> bool:
     byte = ctypes.create_string_buffer(1)
     there = (ctypes.c_size_t * 2)(address, 1)
     here = (ctypes.c_size_t * 2)(ctypes.addressof(byte), 1)
-    return _libc.process_vm_readv(os.getpid(), here, 1, there, 1, 0) == 1  # type: ignore[no-any-return]
+    return _libc.process_vm_readv(os.getpid(), here, 1, there, 1, 0) == 1
 
 
 _libc = ctypes.CDLL(None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.byte_memory import HasBuffer
-from unisono.mpi.collectives import Collectives, Prefixes
+from unisono.mpi.collectives import FastCollectives, Prefixes
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.context import agree
 from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
@@ -17,14 +18,14 @@ from unisono.mpi.info import Info
 from unisono.mpi.lane import Lane
 from unisono.mpi.objects import ObjectCollectives, ObjectMessages
 from unisono.mpi.point_to_point import PointToPoint
-from unisono.mpi.recovery import Recovery
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
+from unisono.mpi.recovery import Recovery
 from unisono.mpi.request import Request
 from unisono.mpi.transport import MOST_TAG
 
 
 class Comm(
-    Collectives, ObjectCollectives, PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer,
+    FastCollectives, ObjectCollectives, PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer,
     Recovery, Handle,
 ):  # fmt: skip
     """Ranks that communicate."""
@@ -40,24 +41,24 @@ class Comm(
         self._state = other._state
 
     @staticmethod
-    def _fits(state: CommState) -> bool:
+    def _fits(state: CommState) -> bool:  # noqa: ARG004
         """Whether this class is one of a communicator's."""
         return True
 
     def Get_size(self) -> int:
         """The number of ranks, of this side."""
-        return self._alive().size  # type: ignore[no-any-return]
+        return self._alive().size
 
     def Get_rank(self) -> int:
         """This process's rank."""
-        return self._alive().rank  # type: ignore[no-any-return]
+        return self._alive().rank
 
     size, rank = property(Get_size), property(Get_rank)
 
     def Get_group(self) -> Group:
         """The ranks as a group."""
         state = self._alive()
-        return Group._of(Members(state.ranks, state.world.rank))  # type: ignore[no-any-return]
+        return Group._of(Members(state.ranks, state.world.rank))
 
     group = property(Get_group)
 
@@ -74,7 +75,7 @@ class Comm(
     def Get_topology(self) -> int:
         """CART, GRAPH, DIST_GRAPH or UNDEFINED."""
         topology = self._alive().topology
-        return constants.UNDEFINED if topology is None else topology.kind  # type: ignore[no-any-return]
+        return constants.UNDEFINED if topology is None else topology.kind
 
     topology = property(Get_topology)
     is_topo = property(lambda self: self.Get_topology() != constants.UNDEFINED)
@@ -113,12 +114,11 @@ class Comm(
     info = property(Get_info, Set_info)
 
     def _predefined(self) -> dict[int, Any]:
-        alive = {
+        return {
             constants.TAG_UB: MOST_TAG, constants.IO: constants.ANY_SOURCE, constants.WTIME_IS_GLOBAL: 0,
             constants.UNIVERSE_SIZE: self._alive().world.size, constants.HOST: constants.PROC_NULL,
             constants.APPNUM: 0, constants.LASTUSEDCODE: last_code(),
         }  # fmt: skip
-        return alive
 
     # ---- new ones
 
@@ -170,8 +170,7 @@ class Comm(
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """One communicator for each color; its ranks in the order of `key`. UNDEFINED: none for this rank."""
-        color = constants.UNDEFINED if color is None else whole(color, "color")
-        return self._split(color, whole(key, "key"))
+        return self._split(whole(color, "color"), whole(key, "key"))
 
     def _split(self, color: Any, key: int) -> Any:
         state = self._alive()
@@ -234,7 +233,7 @@ class Comm(
         self._alive()
         if self._constant() == "COMM_WORLD":
             raise Exception(constants.ERR_COMM, "COMM_WORLD cannot be disconnected")
-        self.Barrier()  # type: ignore[attr-defined]
+        self.Barrier()
         self.Free()
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
@@ -251,7 +250,7 @@ class Comm(
         return Intercomm()
 
     @classmethod
-    def Join(cls, fd: int) -> Any:  # noqa: ARG003
+    def Join(cls, fd: int) -> Any:
         """Not there."""
         raise NotImplementedError("Join: jobs meet in a store; see unisono.join")
 
@@ -276,10 +275,70 @@ class Intracomm(Prefixes, Comm):
         _, context, serial = complete(self._agree(lane))
         return self._new(CommState(state.world, state.contexts, ranks, context, serial))
 
+    # ---- topologies, see topology.py
+
+    def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
+        """A grid of ranks. periods: of each axis, or of all."""
+        return _topology().create_cart(self, dims, periods, reorder)
+
+    def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
+        """A graph of ranks: index[i] is the end of rank i's neighbours in `edges`."""
+        return _topology().create_graph(self, index, edges, reorder)
+
+    def Create_dist_graph_adjacent(
+        self,
+        sources: Sequence[int] | None,
+        destinations: Sequence[int] | None,
+        sourceweights: Any = None,
+        destweights: Any = None,
+        info: Any = None,
+        reorder: bool = False,
+    ) -> Any:
+        """A graph of which each rank tells its own neighbours."""
+        return _topology().create_dist_graph_adjacent(
+            self, sources, destinations, sourceweights, destweights, info, reorder
+        )
+
+    def Create_dist_graph(
+        self,
+        sources: Sequence[int],
+        degrees: Sequence[int],
+        destinations: Sequence[int],
+        weights: Any = None,
+        info: Any = None,
+        reorder: bool = False,
+    ) -> Any:
+        """A graph of which each rank tells some edges, of any ranks."""
+        return _topology().create_dist_graph(self, sources, degrees, destinations, weights, info, reorder)
+
+    def Cart_map(self, dims: Sequence[int], periods: Any = None) -> int:
+        """This process's rank in a grid."""
+        return _topology().cart_map(self, dims, periods)
+
+    def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
+        """This process's rank in a graph."""
+        return _topology().graph_map(self, index, edges)
+
+    # ---- two sides, see intercomm.py
+
+    def Create_intercomm(self, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0) -> Any:
+        """Two communicators whose leaders know each other in `peer_comm`."""
+        return _two_sides().create_intercomm(self, local_leader, peer_comm, remote_leader, tag)
+
+    def Spawn(self, *args: Any, **options: Any) -> NoReturn:
+        """Not there: the launcher starts all ranks."""
+        _two_sides().spawn(*args, **options)
+
+    Spawn_multiple = Accept = Connect = Spawn
+
     @classmethod
     def Create_from_group(
-        cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None
-    ) -> Any:  # noqa: ARG003
+        cls,
+        group: Group,
+        stringtag: str = "org.mpi4py",
+        info: Any = None,  # noqa: ARG003
+        errhandler: Any = None,
+    ) -> Any:
         """A communicator of the ranks of a group; only they call it."""
         if not group._alive().ranks:
             return COMM_NULL
@@ -287,6 +346,18 @@ class Intracomm(Prefixes, Comm):
         if errhandler is not None:
             made.Set_errhandler(errhandler)
         return made
+
+
+def _topology() -> Any:
+    from unisono.mpi import topology  # made of this class
+
+    return topology
+
+
+def _two_sides() -> Any:
+    from unisono.mpi import intercomm  # made of this class
+
+    return intercomm
 
 
 def hash_of(text: str) -> int:

@@ -53,7 +53,7 @@ class Type(State):
 class Datatype(HasAttributes, Packing, Handle):
     """The type of the items of a message."""
 
-    _state: Type
+    _state: Any
 
     def _alive(self) -> Type:
         if self._state is None:
@@ -271,6 +271,31 @@ class Datatype(HasAttributes, Packing, Handle):
 
     Resized = Create_resized
 
+    @classmethod
+    def Get_value_index(cls, value: Datatype, index: Datatype) -> Datatype:
+        """The type of pairs for MAXLOC; null where there is none."""
+        return _table().value_index(value, index)
+
+    @classmethod
+    def Match_size(cls, typeclass: int, size: int) -> Datatype:
+        """The Fortran type of a class with this size."""
+        return _table().match_size(typeclass, size)
+
+    @classmethod
+    def Create_f90_integer(cls, r: int) -> Datatype:
+        """Fortran's integer of r decimal digits."""
+        return _table().f90_integer(r)
+
+    @classmethod
+    def Create_f90_real(cls, p: int, r: int) -> Datatype:
+        """Fortran's real number of p digits and an exponent of r."""
+        return _table().f90_real(p, r)
+
+    @classmethod
+    def Create_f90_complex(cls, p: int, r: int) -> Datatype:
+        """Fortran's complex number of such reals."""
+        return _table().f90_complex(p, r)
+
     def Commit(self) -> Datatype:
         """Returns itself: a type is ready once it is made."""
         self._alive()
@@ -328,6 +353,12 @@ class Datatype(HasAttributes, Packing, Handle):
         return _create, (base, combiner, params)
 
 
+def _table() -> Any:
+    from unisono.mpi import named_types  # made of this class
+
+    return named_types
+
+
 def _create(base: Datatype, combiner: str, params: dict[str, Any]) -> Datatype:
     """A type that was pickled."""
     if combiner == "DUP":
@@ -344,7 +375,7 @@ def _numbers_of(state: Type) -> tuple[list[int], list[int]]:
         return [params["count"], params["blocklength"]], [params["stride"]]
     if name == "RESIZED":
         return [], [params["lb"], params["extent"]]
-    lengths, at = params.get("blocklengths"), params.get("displacements")
+    lengths, at = params.get("blocklengths", []), params.get("displacements", [])
     if name == "INDEXED":
         return [len(lengths), *lengths, *at], []
     if name in ("HINDEXED", "STRUCT"):

@@ -26,7 +26,7 @@ class Group(Handle):
     def _alive(self) -> Members:
         if self._state is None:
             raise Exception(constants.ERR_GROUP, "the group is null")
-        return self._state  # type: ignore[no-any-return]
+        return self._state
 
     def _new(self, ranks: Sequence[int]) -> Group:
         if not ranks:

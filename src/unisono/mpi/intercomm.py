@@ -54,7 +54,7 @@ class Intercomm(Comm):
     def Get_remote_group(self) -> Group:
         """The ranks of the other side."""
         state = self._alive()
-        return Group._of(Members(state.peers, state.world.rank))  # type: ignore[no-any-return]
+        return Group._of(Members(state.peers, state.world.rank))
 
     remote_size, remote_group = property(Get_remote_size), property(Get_remote_group)
 
@@ -93,7 +93,7 @@ class Intercomm(Comm):
         (mine, theirs), context, serial = complete(self._agree(state.lane(), bool(high)))
         first = not mine[0] if mine[0] != theirs[0] else state.ranks < state.peers
         ranks = state.ranks + state.peers if first else state.peers + state.ranks
-        return Intracomm._of(CommState(state.world, state.contexts, ranks, context, serial))  # type: ignore[no-any-return]
+        return Intracomm._of(CommState(state.world, state.contexts, ranks, context, serial))
 
     @classmethod
     def Create_from_groups(
@@ -237,15 +237,20 @@ class Intercomm(Comm):
 
     def _reduce_scatter_block(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
         """Reduce the items of the other side, and give every rank a block of one size."""
-        return self._reduce_blocks(lane, sendbuf, recvbuf, op)
+        return self._reduce_parts(lane, sendbuf, recvbuf, op)
 
     def _reduce_scatter(
-        self, lane: Lane, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM
-    ) -> Plan:  # noqa: ARG002
+        self,
+        lane: Lane,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Any = None,  # noqa: ARG002
+        op: Op = SUM,
+    ) -> Plan:
         """Reduce the items of the other side, and give every rank a block of any size."""
-        return self._reduce_blocks(lane, sendbuf, recvbuf, op)
+        return self._reduce_parts(lane, sendbuf, recvbuf, op)
 
-    def _reduce_blocks(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op) -> Plan:
+    def _reduce_parts(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op) -> Plan:
         target, source = simple(recvbuf, writable=True), simple(sendbuf, writable=False)
         check_type(op, source.type)
         packed, byte = copy_of(source), Block(None, 0, 0, _BYTE).type
@@ -304,7 +309,7 @@ class Intercomm(Comm):
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """The objects of the other side."""
-        return complete(both_sides(self._alive().lane(), sendobj))[1]  # type: ignore[no-any-return]
+        return complete(both_sides(self._alive().lane(), sendobj))[1]
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         """Object i goes to rank i of the other side."""
@@ -313,7 +318,7 @@ class Intercomm(Comm):
         if len(objects) != lane.size:
             raise ValueError(f"expecting {lane.size} items, got {len(objects)}")
         ranks = list(range(lane.size))
-        return complete(object_schedules.exchange(lane, list(enumerate(objects)), ranks))  # type: ignore[no-any-return]
+        return complete(object_schedules.exchange(lane, list(enumerate(objects)), ranks))
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
         """The objects of the other side, reduced, on the root."""
@@ -391,17 +396,12 @@ def create_intercomm(
         return ranks, contexts.take([*told, *theirs])
 
     ranks, (context, serial) = complete(schedule())
-    return Intercomm._of(CommState(state.world, contexts, state.ranks, context, serial, ranks))  # type: ignore[no-any-return]
+    return Intercomm._of(CommState(state.world, contexts, state.ranks, context, serial, ranks))
 
 
-def spawn(self: Any, *args: Any, **options: Any) -> Any:  # noqa: ARG001
+def spawn(*args: Any, **options: Any) -> Any:
     """Not there: the launcher starts all ranks."""
     raise NotImplementedError(
         "Spawn: the launcher starts all ranks of a job. Start more ranks (unisono run -n N) and split them, "
         "or use mpi4py.futures, which needs no spawning."
     )
-
-
-Intracomm.Create_intercomm = create_intercomm  # type: ignore[attr-defined]
-for _name in ("Spawn", "Spawn_multiple", "Accept", "Connect"):
-    setattr(Intracomm, _name, spawn)

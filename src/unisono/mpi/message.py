@@ -76,7 +76,7 @@ class Message(Handle):
 
     def Irecv(self, buf: Any) -> Request:
         """See `Recv`."""
-        return Request._for(self._receive(buf))  # type: ignore[no-any-return]
+        return Request._for(self._receive(buf))
 
     def _receive(self, buf: Any) -> Operation:
         block = None if self == MESSAGE_NO_PROC else simple(buf, writable=True)
@@ -103,7 +103,7 @@ class Message(Handle):
 
     def irecv(self) -> Request:
         """See `recv`."""
-        return Request._for(self._receive_object())  # type: ignore[no-any-return]
+        return Request._for(self._receive_object())
 
     def _receive_object(self) -> Operation:
         empty = self == MESSAGE_NO_PROC

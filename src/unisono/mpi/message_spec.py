@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi import constants
+from unisono.mpi.buffers import BOTTOM, at_address, bytes_of, is_buffer
 from unisono.mpi.datatype import Datatype, Type, codes
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.buffers import BOTTOM, at_address, bytes_of, is_buffer
 from unisono.mpi.named_types import NAMED
 
 _BYTE = NAMED["BYTE"]
@@ -111,8 +111,6 @@ def _split(message: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
             return message, None, None, None
         raise TypeError("message: expecting buffer or list/tuple")
     if not 2 <= len(message) <= 4:
-        if isinstance(message, list | tuple) and is_buffer(message):
-            return message, None, None, None
         raise ValueError("message: expecting 2 to 4 items")
     buf, count, displ, kind = message[0], None, None, None
     if len(message) == 4:
@@ -148,7 +146,7 @@ def _infer(kind: Datatype, length: int) -> int:
         raise ValueError(f"message: cannot infer count, datatype extent {extent}")
     if length % extent:
         raise ValueError(
-            f"message: cannot infer count, buffer length {length} is not a multiple of datatype extent {extent}"
+            f"message: cannot infer count, {length} bytes are no multiple of the datatype extent {extent}"
         )
     return length // extent
 

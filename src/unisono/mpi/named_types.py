@@ -8,7 +8,7 @@ import numpy as np
 
 from unisono.mpi import constants, layout
 from unisono.mpi.datatype import DATATYPE_NULL, Datatype, Type, codes
-from unisono.mpi.handle import Handle
+from unisono.mpi.errors import Exception
 
 _NAMED = {
     "BYTE": "B", "PACKED": "B", "AINT": "p", "OFFSET": "p", "COUNT": "p", "CHAR": "c", "WCHAR": "i",
@@ -21,8 +21,8 @@ _NAMED = {
     "LOGICAL": "i", "INTEGER": "i", "REAL": "f", "DOUBLE_PRECISION": "d", "COMPLEX": "F",
     "DOUBLE_COMPLEX": "D", "LOGICAL1": "b", "LOGICAL2": "h", "LOGICAL4": "i", "LOGICAL8": "l",
     "INTEGER1": "b", "INTEGER2": "h", "INTEGER4": "i", "INTEGER8": "l", "REAL2": "e", "REAL4": "f",
-    "REAL8": "d", "REAL16": "g", "COMPLEX8": "F", "COMPLEX16": "D", "COMPLEX32": "G", "FLOAT16_T": "e", "FLOAT32_T": "f",
-    "FLOAT64_T": "d",
+    "REAL8": "d", "REAL16": "g", "COMPLEX8": "F", "COMPLEX16": "D", "COMPLEX32": "G", "FLOAT16_T": "e",
+    "FLOAT32_T": "f", "FLOAT64_T": "d",
 }  # fmt: skip
 _PAIRS = {
     "SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d",
@@ -105,8 +105,6 @@ def match_size(typeclass: int, size: int) -> Datatype:
     }.get(typeclass)  # fmt: skip
     found = NAMED.get(f"LOGICAL{size}", DATATYPE_NULL) if kind is None else _of_class(kind, size)
     if not found:
-        from unisono.mpi.errors import Exception
-
         raise Exception(constants.ERR_ARG, f"there is no type of {size} bytes in class {typeclass}")
     return found
 
@@ -118,10 +116,6 @@ def value_index(value: Datatype, index: Datatype) -> Datatype:
             if value._state is not None and value._state.code == code:
                 return NAMED[name]
     return DATATYPE_NULL
-
-
-def _predefined(made: Any) -> Any:
-    return Datatype(made)
 
 
 def f90(base: str, combiner: int, **params: Any) -> Datatype:
@@ -150,11 +144,3 @@ def f90_real(p: int, r: int) -> Datatype:
 def f90_complex(p: int, r: int) -> Datatype:
     """A complex number of such reals."""
     return f90("COMPLEX8" if p <= 6 and r <= 37 else "COMPLEX16", constants.COMBINER_F90_COMPLEX, p=p, r=r)
-
-
-Datatype.Match_size = staticmethod(match_size)  # type: ignore[attr-defined]
-Datatype.Get_value_index = staticmethod(value_index)  # type: ignore[attr-defined]
-Datatype.Create_f90_integer = staticmethod(f90_integer)  # type: ignore[attr-defined]
-Datatype.Create_f90_real = staticmethod(f90_real)  # type: ignore[attr-defined]
-Datatype.Create_f90_complex = staticmethod(f90_complex)  # type: ignore[attr-defined]
-_ = Handle

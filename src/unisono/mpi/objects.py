@@ -80,20 +80,20 @@ class ObjectMessages:
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """See `send`."""
-        return Request._for(self._send_object(obj, dest, tag))  # type: ignore[no-any-return]
+        return Request._for(self._send_object(obj, dest, tag))
 
     def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """See `bsend`."""
         self._send_object(obj, dest, tag)
-        return Request._for(Ended())  # type: ignore[no-any-return]
+        return Request._for(Ended())
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """See `ssend`."""
-        return Request._for(self._send_object(obj, dest, tag, True))  # type: ignore[no-any-return]
+        return Request._for(self._send_object(obj, dest, tag, True))
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:  # noqa: ARG002
         """See `recv`."""
-        return Request._for(self._receive_object(source, tag))  # type: ignore[no-any-return]
+        return Request._for(self._receive_object(source, tag))
 
     def sendrecv(
         self,
@@ -123,13 +123,13 @@ class ObjectMessages:
 
     def mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
         """Wait for a message, and take it."""
-        return Message.probe(self, source, tag, status)  # type: ignore[no-any-return]
+        return Message.probe(self, source, tag, status)
 
     def improbe(
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> Message | None:
         """As `mprobe`, but None if no message has arrived."""
-        return Message.iprobe(self, source, tag, status)  # type: ignore[no-any-return]
+        return Message.iprobe(self, source, tag, status)
 
 
 class ObjectCollectives:
@@ -162,11 +162,11 @@ class ObjectCollectives:
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """The objects of all ranks, on every rank."""
-        return complete(object_schedules.all_gather(self._alive().lane(), sendobj))  # type: ignore[no-any-return]
+        return complete(object_schedules.all_gather(self._alive().lane(), sendobj))
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """Object i goes to rank i."""
-        return complete(object_schedules.all_to_all(self._alive().lane(), sendobj))  # type: ignore[no-any-return]
+        return complete(object_schedules.all_to_all(self._alive().lane(), sendobj))
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
         """The objects of all ranks, reduced in the order of ranks, on the root."""

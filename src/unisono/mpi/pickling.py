@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Pickle:
-    """A pair of functions, `dumps` and `loads`; a program may replace them: `pickle.__init__(dill.dumps, dill.loads)`."""
+    """The functions `dumps` and `loads`; a program may replace them: `pickle.__init__(dumps, loads)`."""
 
     def __init__(
         self,

@@ -137,22 +137,22 @@ class PointToPoint:
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Send`."""
-        return Request._for(self._send(buf, dest, tag))  # type: ignore[no-any-return]
+        return Request._for(self._send(buf, dest, tag))
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Bsend`."""
         self._send(buf, dest, tag, copied=True)
-        return Request._for(Ended())  # type: ignore[no-any-return]
+        return Request._for(Ended())
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Ssend`."""
-        return Request._for(self._send(buf, dest, tag, synchronous=True))  # type: ignore[no-any-return]
+        return Request._for(self._send(buf, dest, tag, synchronous=True))
 
     Irsend = Isend
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """See `Recv`."""
-        return Request._for(self._receive(buf, source, tag))  # type: ignore[no-any-return]
+        return Request._for(self._receive(buf, source, tag))
 
     def Isendrecv(
         self,
@@ -165,18 +165,18 @@ class PointToPoint:
     ) -> Request:
         """See `Sendrecv`."""
         operation = self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag)
-        return Request._for(operation)  # type: ignore[no-any-return]
+        return Request._for(operation)
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
     ) -> Request:
         """See `Sendrecv_replace`."""
-        return Request._for(self._replace(buf, dest, sendtag, source, recvtag))  # type: ignore[no-any-return]
+        return Request._for(self._replace(buf, dest, sendtag, source, recvtag))
 
     # ---- persistent
 
     def _again(self, start: Any) -> Prequest:
-        return Prequest._starting(start)  # type: ignore[no-any-return]
+        return Prequest._starting(start)
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """See `Send`."""
@@ -186,7 +186,12 @@ class PointToPoint:
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """See `Bsend`."""
         self._check_send(buf, dest, tag)
-        return self._again(lambda: self._send(buf, dest, tag, copied=True) and Ended())
+
+        def start() -> Operation:
+            self._send(buf, dest, tag, copied=True)
+            return Ended()
+
+        return self._again(start)
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """See `Ssend`."""
@@ -208,8 +213,13 @@ class PointToPoint:
         return self._again(lambda: Parts(partitions, lambda: self._send(whole_buf, dest, tag), True))
 
     def Precv_init(
-        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Any = None
-    ) -> Prequest:  # noqa: ARG002
+        self,
+        buf: Any,
+        partitions: int,
+        source: int = ANY_SOURCE,
+        tag: int = ANY_TAG,
+        info: Any = None,  # noqa: ARG002
+    ) -> Prequest:
         """Receives a message of parts."""
         whole_buf = self._of_parts(buf, partitions, writable=True)
         return self._again(lambda: Parts(partitions, lambda: self._receive(whole_buf, source, tag), False))

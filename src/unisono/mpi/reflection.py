@@ -41,7 +41,7 @@ def _addressof(arg: Any) -> int:
 def _handleof(arg: Any) -> int:
     """The number of a handle, or that of a status."""
     _sizeof(arg)
-    return id(arg) if isinstance(arg, Status) else arg.handle  # type: ignore[no-any-return]
+    return id(arg) if isinstance(arg, Status) else arg.handle
 
 
 def _comm_lock_table(comm: Any) -> dict[str, Any]:

@@ -147,7 +147,8 @@ class Request(Handle):
     def testall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[bool, Any]:
         """(whether all have ended, their objects)."""
         move_all()
-        if not all([one._ended() for one in requests]):
+        ended = [one._ended() for one in requests]  # each of them moves
+        if not all(ended):
             return False, None
         return True, [one._conclude(status) for one, status in _paired(requests, statuses)]
 
@@ -155,7 +156,8 @@ class Request(Handle):
     def Get_status_all(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
         """Whether all have ended; the requests stay."""
         move_all()
-        if not all([one._ended() for one in requests]):
+        ended = [one._ended() for one in requests]  # each of them moves
+        if not all(ended):
             return False
         for one, status in _paired(requests, statuses):
             _fill(status, one._operation())

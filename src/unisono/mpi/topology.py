@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from unisono.mpi import constants, object_schedules, schedules
-from unisono.mpi.comm import COMM_NULL, Comm, Intracomm
+from unisono.mpi.comm import COMM_NULL, Intracomm
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.lane import Lane
@@ -18,12 +20,12 @@ from unisono.mpi.progress import complete
 PROC_NULL = constants.PROC_NULL
 
 
-class Grid(NamedTuple):
+class Grid(msgspec.Struct, frozen=True):
     """The topology of a Cartesian communicator. Ranks are in C order."""
 
     dims: tuple[int, ...]
     periods: tuple[bool, ...]
-    kind = constants.CART
+    kind: int = constants.CART
 
     def coords(self, rank: int) -> list[int]:
         """Where a rank is."""
@@ -57,12 +59,12 @@ class Grid(NamedTuple):
         return [one ^ 1 for one in range(number)]
 
 
-class Edges(NamedTuple):
+class Edges(msgspec.Struct, frozen=True):
     """The topology of a graph communicator: index[i] is the end of rank i's neighbours in `edges`."""
 
     index: tuple[int, ...]
     edges: tuple[int, ...]
-    kind = constants.GRAPH
+    kind: int = constants.GRAPH
 
     def of(self, rank: int) -> list[int]:
         """The neighbours of a rank."""
@@ -77,13 +79,13 @@ class Edges(NamedTuple):
         return list(range(number))
 
 
-class OwnEdges(NamedTuple):
+class OwnEdges(msgspec.Struct, frozen=True):
     """The topology of a distributed graph: this rank's neighbours."""
 
     sources: tuple[int, ...]
     destinations: tuple[int, ...]
     weights: tuple[tuple[int, ...], tuple[int, ...]] | None
-    kind = constants.DIST_GRAPH
+    kind: int = constants.DIST_GRAPH
 
     def neighbours(self, rank: int) -> tuple[list[int], list[int]]:  # noqa: ARG002
         """(sources, destinations)."""
@@ -210,7 +212,7 @@ class Cartcomm(Topocomm):
     _kinds = (constants.CART,)
 
     def _grid(self) -> Grid:
-        return self._alive().topology  # type: ignore[no-any-return]
+        return self._alive().topology
 
     def Get_dim(self) -> int:
         """The number of axes."""
@@ -269,7 +271,7 @@ class Cartcomm(Topocomm):
             tuple(grid.dims[axis] for axis in stays), tuple(grid.periods[axis] for axis in stays)
         )
         made._state.kind = Cartcomm
-        return Cartcomm._of(made._state)  # type: ignore[no-any-return]
+        return Cartcomm._of(made._state)
 
 
 class Graphcomm(Topocomm):
@@ -278,7 +280,7 @@ class Graphcomm(Topocomm):
     _kinds = (constants.GRAPH,)
 
     def _edges(self) -> Edges:
-        return self._alive().topology  # type: ignore[no-any-return]
+        return self._alive().topology
 
     def Get_dims(self) -> tuple[int, int]:
         """(number of nodes, number of edges)."""
@@ -446,12 +448,3 @@ def _weights(weights: Any, number: int) -> tuple[int, ...]:
     if len(found) != number:
         raise ValueError(f"expecting {number} items, got {len(found)}")
     return found
-
-
-Intracomm.Create_cart = create_cart  # type: ignore[attr-defined]
-Intracomm.Create_graph = create_graph  # type: ignore[attr-defined]
-Intracomm.Create_dist_graph_adjacent = create_dist_graph_adjacent  # type: ignore[attr-defined]
-Intracomm.Create_dist_graph = create_dist_graph  # type: ignore[attr-defined]
-Intracomm.Cart_map = cart_map  # type: ignore[attr-defined]
-Intracomm.Graph_map = graph_map  # type: ignore[attr-defined]
-_ = (Comm, CommState)

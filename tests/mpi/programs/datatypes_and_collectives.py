@@ -186,8 +186,9 @@ def check_contexts() -> None:
         assert half.allreduce(1) == half.size
         half.Barrier()
     if world.size > 1:
-        inter = half.Create_intercomm(0, world, 1 - world.rank % 2, 9)
-        assert inter.allgather(world.rank) == [half_rank for half_rank in reversed(range(world.size)) if (half_rank + world.rank) % 2]
+        others = [rank for rank in reversed(range(world.size)) if (rank + world.rank) % 2]
+        inter = half.Create_intercomm(0, world, others[0], 9)
+        assert inter.allgather(world.rank) == others
         merged = inter.Merge(high=bool(world.rank % 2))
         assert merged.size == world.size
         for comm in (inter, merged):

@@ -1,7 +1,7 @@
 """Random sequences of sends and receives against the rules of MPI about their order.
 
-All ranks draw the same program from a seed: a list of messages with a communicator, tag, size and mode, and for
-each receiver the order of its receives, some with wildcards. The model: a receive gets the first message sent
+All ranks draw the same program from a seed: a list of messages with a communicator, tag, size and mode, and
+for each receiver the order of its receives, some with wildcards. The model: a receive gets the first message sent
 to it, of those not yet received, that its source, tag and communicator match; between one pair of ranks.
 """
 
@@ -25,7 +25,9 @@ def draw(seed: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     for number in range(rng.randint(1, 24)):
         source, target = rng.randrange(size), rng.randrange(size)
         nbytes = rng.choice([1, 8, 100, 5000, 70000, 300000])
-        messages.append((source, target, rng.randrange(2), rng.randrange(3), nbytes, rng.randrange(4), number))
+        messages.append(
+            (source, target, rng.randrange(2), rng.randrange(3), nbytes, rng.randrange(4), number)
+        )
     return messages, [(rng.random() < 0.3, rng.random() < 0.3) for _ in messages]
 
 
