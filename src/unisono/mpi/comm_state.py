@@ -26,7 +26,6 @@ class CommState(State):
         self, world: World, contexts: Any, ranks: Sequence[int], context: int, serial: int,
         remote: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         self.world, self.contexts, self.ranks = world, contexts, tuple(ranks)
         self.rank, self.size = self.ranks.index(world.rank), len(self.ranks)
         self.remote = None if remote is None else tuple(remote)

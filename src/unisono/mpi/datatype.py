@@ -34,7 +34,6 @@ class Type(State):
     def __init__(
         self, where: Layout, dtype: Any, combiner: int, types: tuple[Type, ...] = (), params: Any = None
     ) -> None:
-        super().__init__()
         self.layout, self.dtype, self.combiner, self.types = where, dtype, combiner, types
         self.params: dict[str, Any] = params or {}
         self.code: str | None = None
@@ -338,7 +337,10 @@ class Datatype(HasAttributes, Packing, Handle):
         base = DATATYPE_NULL if state.combiner == constants.COMBINER_STRUCT else None
         if base is None:
             base = Datatype._of(state.types[0]) if state.types else DATATYPE_NULL
-        return base, _COMBINERS[state.combiner], dict(state.params)
+        params = dict(state.params)
+        if "datatypes" in params:  # the caller may free them
+            params["datatypes"] = [Datatype._of(one) for one in state.types]
+        return base, _COMBINERS[state.combiner], params
 
     envelope = property(Get_envelope)
     contents = property(Get_contents)

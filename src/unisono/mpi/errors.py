@@ -144,7 +144,6 @@ def _remove(code: int, found: bool) -> None:
 
 class _Handler(State):
     def __init__(self, name: str, function: Callable[[Any, int], None] | None = None) -> None:
-        super().__init__()
         self.name, self.function = name, function
 
 

@@ -14,7 +14,6 @@ class Members(State):
     """The state of a group: ranks of the world, and which of them this process is."""
 
     def __init__(self, ranks: Sequence[int], own: int) -> None:
-        super().__init__()
         self.ranks, self.own = tuple(ranks), own
 
 

@@ -22,7 +22,6 @@ class _Taken(State):
     """The bytes of a message; None: of no rank."""
 
     def __init__(self, data: Any, operation: Operation) -> None:
-        super().__init__()
         self.data, self.operation = data, operation
 
 

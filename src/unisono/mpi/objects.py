@@ -49,7 +49,9 @@ class ObjectMessages:
         if dest == PROC_NULL:
             return
         peer, full = destination(state, dest, tag)
-        state.world.send(as_bytes(pickle.dumps(obj)), peer, full)
+        data = pickle.dumps(obj)
+        if moving() or state.world.group._send(data, peer, full, None) is None:
+            state.world.send(as_bytes(data), peer, full)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, and wait until a receive has matched."""

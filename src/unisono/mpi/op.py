@@ -29,7 +29,6 @@ class _Operation(State):
     def __init__(
         self, name: str, objects: Any, arrays: Any, kinds: str, engine: ReduceOp | None, commutes: bool = True
     ) -> None:
-        super().__init__()
         self.name, self.objects, self.arrays, self.kinds = name, objects, arrays, kinds
         self.engine, self.commutes = engine, commutes
         self.user: Callable[..., Any] | None = None
@@ -180,8 +179,8 @@ def _predefined() -> dict[str, Op]:
         "BXOR": (operator.xor, np.bitwise_xor, bits, engine.BXOR),
         "MAXLOC": (*_pick(operator.gt), "V", None),
         "MINLOC": (*_pick(operator.lt), "V", None),
-        "REPLACE": (_first, None, "", None, False),
-        "NO_OP": (_second, None, "", None, False),
+        "REPLACE": (_second, None, "", None, False),
+        "NO_OP": (_first, None, "", None, False),
     }
     return {name: Op._of(_Operation(f"MPI_{name}", *row)) for name, row in rows.items()}
 

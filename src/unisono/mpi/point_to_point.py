@@ -16,7 +16,7 @@ from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import MOST_TAG, BlockReceive, truncated
+from unisono.mpi.transport import MOST_TAG, BlockReceive, Receive, Transfer, truncated
 
 
 def destination(state: CommState, dest: int, tag: int) -> tuple[int, int]:
@@ -56,6 +56,7 @@ class PointToPoint:
     """The messages of `Comm` that carry buffers."""
 
     _alive: Any
+    _state: Any
 
     # ---- blocking
 
@@ -137,6 +138,11 @@ class PointToPoint:
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Send`."""
+        state = self._state
+        if type(buf) is np.ndarray and state is not None and dest != PROC_NULL:  # the fast path
+            work = state.world.group._isend(buf, *destination(state, dest, tag), None)
+            if work is not None:
+                return Request._for(Transfer(state.world, work))
         return Request._for(self._send(buf, dest, tag))
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
@@ -152,6 +158,11 @@ class PointToPoint:
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """See `Recv`."""
+        state = self._state
+        if type(buf) is np.ndarray and state is not None and source != PROC_NULL:  # the fast path
+            work = state.world.group._irecv(buf, *origin(state, source, tag), None)
+            if work is not None:
+                return Request._for(Receive(state.world, work, buf.nbytes, state.places))
         return Request._for(self._receive(buf, source, tag))
 
     def Isendrecv(

@@ -62,7 +62,7 @@ class World:
     def start_receive_bytes(self, peer: int | None, tag: int, places: Any, load: Any) -> BytesReceive:
         """Begin to receive a message of any length."""
         work = self._post("irecv", peer, tag, _NOTHING, sending=False, sized=True)
-        return BytesReceive(self, work, _NOTHING, places, load)
+        return BytesReceive(self, work, places, load)
 
     def _post(self, name: str, peer: int | None, tag: int, data: Any, **more: Any) -> Any:
         address = data.__array_interface__["data"][0]
@@ -106,13 +106,8 @@ class World:
 class Transfer(Operation):
     """A send or a receive under way."""
 
-    __slots__ = ("_work", "_world", "cancelled", "done", "nbytes", "source", "tag", "value")
-
-    def __init__(self, world: World, work: Any, keep: Any = None, *more: Any) -> None:  # noqa: ARG002
+    def __init__(self, world: World, work: Any, keep: Any = None) -> None:  # noqa: ARG002
         self._world, self._work = world, work
-        self.done = self.cancelled = False
-        self.value = None
-        self.source, self.tag, self.nbytes = constants.ANY_SOURCE, constants.ANY_TAG, 0
 
     def poll(self) -> bool:
         """See `Operation.poll`."""
@@ -154,36 +149,34 @@ class Transfer(Operation):
 
 
 class Receive(Transfer):
-    """A receive of the program's. places: the rank in the communicator of each rank of the world."""
+    """A receive of the program's into memory of `capacity` bytes.
 
-    __slots__ = ("_places", "_room")
+    places: the rank in the communicator of each rank of the world.
+    """
 
-    def __init__(self, world: World, work: Any, room: Any, places: Any) -> None:
-        super().__init__(world, work)
-        self._places, self._room = places, room
+    def __init__(self, world: World, work: Any, capacity: int, places: Any) -> None:
+        self._world, self._work, self._capacity, self._places = world, work, capacity, places
 
     def _end(self, work: Any) -> None:
         found = work.receive_status()
         self.source, self.tag, self.nbytes = self._places[found.source], found.tag & MOST_TAG, found.nbytes
         self._use(work)
 
-    def _use(self, work: Any) -> None:
-        """Use the bytes."""
+    def _use(self, work: Any) -> None:  # noqa: ARG002
+        if self.nbytes > self._capacity:
+            sent, self.nbytes = self.nbytes, self._capacity
+            raise truncated(self.source, self.tag, sent, self.nbytes)
 
 
 class BlockReceive(Receive):
-    """A receive into items of any type."""
-
-    __slots__ = ("_block",)
+    """A receive into items of any type. room: the memory that gets their bytes side by side."""
 
     def __init__(self, world: World, work: Any, room: Any, places: Any, block: Block) -> None:
-        super().__init__(world, work, room, places)
-        self._block = block
+        super().__init__(world, work, room.nbytes, places)
+        self._room, self._block = room, block
 
-    def _use(self, work: Any) -> None:  # noqa: ARG002
-        if self.nbytes > self._room.nbytes:
-            sent, self.nbytes = self.nbytes, self._room.nbytes
-            raise truncated(self.source, self.tag, sent, self.nbytes)
+    def _use(self, work: Any) -> None:
+        super()._use(work)
         if not self._block.dense:
             self._block.fill(self._room[: self.nbytes])
 
@@ -197,10 +190,8 @@ def truncated(source: int, tag: int, sent: int, room: int) -> Exception:
 class BytesReceive(Receive):
     """A receive of any length: its value is the bytes, or what `load` makes of them."""
 
-    __slots__ = ("_load",)
-
-    def __init__(self, world: World, work: Any, room: Any, places: Any, load: Any) -> None:
-        super().__init__(world, work, room, places)
+    def __init__(self, world: World, work: Any, places: Any, load: Any) -> None:
+        super().__init__(world, work, 0, places)
         self._load = load
 
     def _use(self, work: Any) -> None:
