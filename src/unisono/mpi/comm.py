@@ -11,6 +11,7 @@ from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.collectives import FastCollectives, Prefixes
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.context import agree
+from unisono.mpi.ending import abort
 from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
 from unisono.mpi.group import Group, Members
 from unisono.mpi.handle import Handle
@@ -238,8 +239,6 @@ class Comm(
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End the job."""
-        from unisono.mpi.environment import abort
-
         abort(errorcode)
 
     @classmethod

@@ -1,8 +1,8 @@
 """Random sequences of sends and receives against the rules of MPI about their order.
 
 All ranks draw the same program from a seed: a list of messages with a communicator, tag, size and mode, and
-for each receiver the order of its receives, some with wildcards. The model: a receive gets the first message sent
-to it, of those not yet received, that its source, tag and communicator match; between one pair of ranks.
+for each receiver the order of its receives, some with wildcards. The model: a receive gets the first message
+sent to it, of those not yet received, that its source, tag and communicator match; between one pair of ranks.
 """
 
 import random
