@@ -75,6 +75,7 @@ from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
 from unisono.mpi.message import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from unisono.mpi.named_types import NAMED as _NAMED
+from unisono.mpi.neighbourhoods import Compute_dims
 from unisono.mpi.op import OP_NULL, Op
 from unisono.mpi.op import OPS as _OPS
 from unisono.mpi.pickling import Pickle, pickle
@@ -92,7 +93,7 @@ from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
 from unisono.mpi.runtime_config import rc
 from unisono.mpi.session import SESSION_NULL, Session
 from unisono.mpi.status import Status
-from unisono.mpi.topology import Cartcomm, Compute_dims, Distgraphcomm, Graphcomm, Topocomm
+from unisono.mpi.topology import Cartcomm, Distgraphcomm, Graphcomm, Topocomm
 
 globals().update(_NAMED)
 globals().update(_OPS)

@@ -9,6 +9,8 @@ import numpy as np
 from unisono.mpi import constants
 from unisono.mpi.buffers import BUFFER_AUTOMATIC, at_address, bytes_of
 from unisono.mpi.errors import Exception, whole
+from unisono.mpi.progress import Ended
+from unisono.mpi.request import Request
 
 _U8 = np.dtype(np.uint8)
 
@@ -218,7 +220,4 @@ def Flush_buffer() -> None:
 
 def Iflush_buffer() -> Any:
     """See `Flush_buffer`."""
-    from unisono.mpi.progress import Ended
-    from unisono.mpi.request import Request
-
     return Request._for(Ended())

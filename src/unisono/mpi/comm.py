@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.collectives import FastCollectives, Prefixes
-from unisono.mpi.comm_state import CommState
+from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.context import agree
 from unisono.mpi.ending import abort
 from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
@@ -22,6 +21,8 @@ from unisono.mpi.point_to_point import PointToPoint
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
 from unisono.mpi.recovery import Recovery
 from unisono.mpi.request import Request
+from unisono.mpi.sides import SideCreation
+from unisono.mpi.topology_creation import TopologyCreation
 from unisono.mpi.transport import MOST_TAG
 
 
@@ -244,9 +245,7 @@ class Comm(
     @classmethod
     def Get_parent(cls) -> Any:
         """COMM_NULL: no communicator has spawned this job."""
-        from unisono.mpi.intercomm import Intercomm
-
-        return Intercomm()
+        return classes[INTER]()
 
     @classmethod
     def Join(cls, fd: int) -> Any:
@@ -254,7 +253,7 @@ class Comm(
         raise NotImplementedError("Join: jobs meet in a store; see unisono.join")
 
 
-class Intracomm(Prefixes, Comm):
+class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
     """Ranks of one side."""
 
     @staticmethod
@@ -274,62 +273,6 @@ class Intracomm(Prefixes, Comm):
         _, context, serial = complete(self._agree(lane))
         return self._new(CommState(state.world, state.contexts, ranks, context, serial))
 
-    # ---- topologies, see topology.py
-
-    def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
-        """A grid of ranks. periods: of each axis, or of all."""
-        return _topology().create_cart(self, dims, periods, reorder)
-
-    def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
-        """A graph of ranks: index[i] is the end of rank i's neighbours in `edges`."""
-        return _topology().create_graph(self, index, edges, reorder)
-
-    def Create_dist_graph_adjacent(
-        self,
-        sources: Sequence[int] | None,
-        destinations: Sequence[int] | None,
-        sourceweights: Any = None,
-        destweights: Any = None,
-        info: Any = None,
-        reorder: bool = False,
-    ) -> Any:
-        """A graph of which each rank tells its own neighbours."""
-        return _topology().create_dist_graph_adjacent(
-            self, sources, destinations, sourceweights, destweights, info, reorder
-        )
-
-    def Create_dist_graph(
-        self,
-        sources: Sequence[int],
-        degrees: Sequence[int],
-        destinations: Sequence[int],
-        weights: Any = None,
-        info: Any = None,
-        reorder: bool = False,
-    ) -> Any:
-        """A graph of which each rank tells some edges, of any ranks."""
-        return _topology().create_dist_graph(self, sources, degrees, destinations, weights, info, reorder)
-
-    def Cart_map(self, dims: Sequence[int], periods: Any = None) -> int:
-        """This process's rank in a grid."""
-        return _topology().cart_map(self, dims, periods)
-
-    def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
-        """This process's rank in a graph."""
-        return _topology().graph_map(self, index, edges)
-
-    # ---- two sides, see intercomm.py
-
-    def Create_intercomm(self, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0) -> Any:
-        """Two communicators whose leaders know each other in `peer_comm`."""
-        return _two_sides().create_intercomm(self, local_leader, peer_comm, remote_leader, tag)
-
-    def Spawn(self, *args: Any, **options: Any) -> NoReturn:
-        """Not there: the launcher starts all ranks."""
-        _two_sides().spawn(*args, **options)
-
-    Spawn_multiple = Accept = Connect = Spawn
-
     @classmethod
     def Create_from_group(
         cls,
@@ -347,18 +290,6 @@ class Intracomm(Prefixes, Comm):
         return made
 
 
-def _topology() -> Any:
-    from unisono.mpi import topology  # made of this class
-
-    return topology
-
-
-def _two_sides() -> Any:
-    from unisono.mpi import intercomm  # made of this class
-
-    return intercomm
-
-
 def hash_of(text: str) -> int:
     """A number of a text, the same on every rank."""
     import zlib
@@ -366,6 +297,7 @@ def hash_of(text: str) -> int:
     return zlib.crc32(text.encode()) & MOST_TAG
 
 
+classes[None] = Intracomm
 COMM_NULL = Comm()
 COMM_WORLD, COMM_SELF = Intracomm(), Intracomm()
 """They get their states when MPI is initialized."""

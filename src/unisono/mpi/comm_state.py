@@ -11,6 +11,17 @@ from unisono.mpi.lane import Lane
 from unisono.mpi.progress import moving
 from unisono.mpi.transport import MOST_TAG, TAG_BITS, World
 
+classes: dict[int | None, Any] = {}
+"""The class of communicators with a topology (CART ...), without one (None), with two sides (INTER)."""
+INTER = -1
+
+
+def handle_of(state: CommState) -> Any:
+    """A communicator of a state."""
+    family = INTER if state.remote is not None else None if state.topology is None else state.topology.kind
+    return classes[family]._of(state)
+
+
 _CALLS_BEFORE_GROUP = 4
 """Making a group of the engine takes milliseconds: the first collectives of a communicator do without."""
 

@@ -11,9 +11,11 @@ from unisono.mpi import constants, layout
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.darray import owned_indices
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.handle import Handle, State
+from unisono.mpi.fortran_types import FortranTypes
+from unisono.mpi.handle import Handle
 from unisono.mpi.layout import Layout
 from unisono.mpi.packing import Packing
+from unisono.mpi.type_state import Type, codes
 
 _COMBINERS = {
     number: name.removeprefix("COMBINER_")
@@ -24,32 +26,7 @@ _F90 = tuple(number for number, name in _COMBINERS.items() if name.startswith("F
 _PREDEFINED = (constants.COMBINER_NAMED, constants.COMBINER_VALUE_INDEX, *_F90)
 
 
-class Type(State):
-    """The state of a datatype.
-
-    dtype: NumPy's, where all elements are of one; None: a mixture.  code: that of the named type.
-    types: of which it is made.  params: the arguments that made it.
-    """
-
-    def __init__(
-        self, where: Layout, dtype: Any, combiner: int, types: tuple[Type, ...] = (), params: Any = None
-    ) -> None:
-        self.layout, self.dtype, self.combiner, self.types = where, dtype, combiner, types
-        self.params: dict[str, Any] = params or {}
-        self.code: str | None = None
-
-    @property
-    def size(self) -> int:
-        """Bytes of data in one item."""
-        return self.layout.size
-
-    @property
-    def extent(self) -> int:
-        """Bytes from one item to the next."""
-        return self.layout.extent
-
-
-class Datatype(HasAttributes, Packing, Handle):
+class Datatype(FortranTypes, HasAttributes, Packing, Handle):
     """The type of the items of a message."""
 
     _state: Any
@@ -270,31 +247,6 @@ class Datatype(HasAttributes, Packing, Handle):
 
     Resized = Create_resized
 
-    @classmethod
-    def Get_value_index(cls, value: Datatype, index: Datatype) -> Datatype:
-        """The type of pairs for MAXLOC; null where there is none."""
-        return _table().value_index(value, index)
-
-    @classmethod
-    def Match_size(cls, typeclass: int, size: int) -> Datatype:
-        """The Fortran type of a class with this size."""
-        return _table().match_size(typeclass, size)
-
-    @classmethod
-    def Create_f90_integer(cls, r: int) -> Datatype:
-        """Fortran's integer of r decimal digits."""
-        return _table().f90_integer(r)
-
-    @classmethod
-    def Create_f90_real(cls, p: int, r: int) -> Datatype:
-        """Fortran's real number of p digits and an exponent of r."""
-        return _table().f90_real(p, r)
-
-    @classmethod
-    def Create_f90_complex(cls, p: int, r: int) -> Datatype:
-        """Fortran's complex number of such reals."""
-        return _table().f90_complex(p, r)
-
     def Commit(self) -> Datatype:
         """Returns itself: a type is ready once it is made."""
         self._alive()
@@ -355,12 +307,6 @@ class Datatype(HasAttributes, Packing, Handle):
         return _create, (base, combiner, params)
 
 
-def _table() -> Any:
-    from unisono.mpi import named_types  # made of this class
-
-    return named_types
-
-
 def _create(base: Datatype, combiner: str, params: dict[str, Any]) -> Datatype:
     """A type that was pickled."""
     if combiner == "DUP":
@@ -407,5 +353,3 @@ def _lists(lengths: Sequence[int], displacements: Sequence[int]) -> tuple[list[i
 
 
 DATATYPE_NULL = Datatype()
-codes: dict[str, Datatype] = {}
-"""The named type of each character or string of NumPy; named_types.py fills it."""

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from unisono.mpi import constants
+from unisono.mpi.errors import Exception
 from unisono.mpi.message_spec import Block
 from unisono.mpi.progress import Operation
-from unisono.mpi.transport import Transfer, World, as_bytes, receive_bytes
+from unisono.mpi.transport import BlockReceive, Transfer, World, as_bytes, receive_bytes
 
 
 class Lane:
@@ -40,8 +42,6 @@ class Lane:
 
     def receive_block(self, rank: int, block: Block) -> Operation:
         """Receive items."""
-        from unisono.mpi.transport import BlockReceive
-
         found: Operation = self._world.start_receive(
             block.room(), self.peers[rank], self._tag, BlockReceive, self._places, block
         )
@@ -60,9 +60,6 @@ def copy_block(source: Block, target: Block) -> None:
     """Copy a rank's block for itself."""
     packed = source.pack()
     if packed.size > target.nbytes:
-        from unisono.mpi import constants
-        from unisono.mpi.errors import Exception
-
         raise Exception(
             constants.ERR_TRUNCATE, f"{packed.size} bytes for this rank itself, but room for {target.nbytes}"
         )

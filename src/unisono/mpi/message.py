@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi import constants
+from unisono.mpi.addresses import fill_status, origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
@@ -35,8 +36,6 @@ class Message(Handle):
         cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> Any:
         """Wait for a message, and take it."""
-        from unisono.mpi.point_to_point import fill_status, origin
-
         state = comm._alive()
         if source == PROC_NULL:
             fill_status(status, Ended(PROC_NULL))
@@ -68,8 +67,6 @@ class Message(Handle):
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
         """Receive it into a buffer."""
-        from unisono.mpi.point_to_point import fill_status
-
         operation = self._receive(buf)
         fill_status(status, operation)
 
@@ -94,8 +91,6 @@ class Message(Handle):
 
     def recv(self, status: Status | None = None) -> Any:
         """Receive its object."""
-        from unisono.mpi.point_to_point import fill_status
-
         operation = self._receive_object()
         fill_status(status, operation)
         return operation.value

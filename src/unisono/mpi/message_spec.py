@@ -12,9 +12,10 @@ import numpy as np
 
 from unisono.mpi import constants
 from unisono.mpi.buffers import BOTTOM, at_address, bytes_of, is_buffer
-from unisono.mpi.datatype import Datatype, Type, codes
+from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.named_types import NAMED
+from unisono.mpi.type_state import Type, codes
 
 _BYTE = NAMED["BYTE"]
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.mpi import object_schedules
+from unisono.mpi.addresses import destination, fill_status, origin
 from unisono.mpi.collectives import check_root
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.message import Message
 from unisono.mpi.op import OPS
 from unisono.mpi.pickling import pickle
-from unisono.mpi.point_to_point import destination, fill_status, origin
 from unisono.mpi.progress import Ended, Operation, complete, moving
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status

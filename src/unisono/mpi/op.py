@@ -11,10 +11,11 @@ import numpy as np
 from unisono.engine.operations.reduction import ReduceOp
 from unisono.mpi import constants
 from unisono.mpi.byte_memory import buffer
-from unisono.mpi.datatype import Datatype, Type
+from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.message_spec import simple
+from unisono.mpi.type_state import Type
 
 _ENGINE_TYPES = "bBhilqfd"
 """NumPy's characters of the types that the engine reduces for every operation."""
