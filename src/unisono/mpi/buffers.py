@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
+import warnings
 from typing import Any
 
 import numpy as np
 
-from unisono.mpi.dlpack import contiguous, tensor_of
+from unisono.mpi.dlpack import contiguous, readable, tensor_of
 from unisono.mpi.errors import whole
 
 
@@ -28,17 +27,6 @@ def at_address(address: int, nbytes: int, kept: Any = None, readonly: bool = Fal
     if nbytes == 0:
         return np.zeros(0, np.uint8)
     return np.asarray(_Kept(address, nbytes, kept, readonly))
-
-
-def _is_readable(address: int) -> bool:
-    """Whether this process can read the byte at an address: not that of a device."""
-    byte = ctypes.create_string_buffer(1)
-    there = (ctypes.c_size_t * 2)(address, 1)
-    here = (ctypes.c_size_t * 2)(ctypes.addressof(byte), 1)
-    return _libc.process_vm_readv(os.getpid(), here, 1, there, 1, 0) == 1
-
-
-_libc = ctypes.CDLL(None)
 
 
 class BottomType(int):
@@ -176,18 +164,32 @@ def _of_interface(x: Any) -> tuple[Any, str]:
     return _of_cuda_interface(face, x)
 
 
+def _fields_as_bytes(face: dict[str, Any], x: Any) -> tuple[Any, str]:
+    """The memory of items with several fields: as bytes."""
+    nbytes = int(face["typestr"][2:])
+    plain = {**face, "shape": (*face["shape"], nbytes), "typestr": "|u1", "strides": None, "descr": []}
+    return _of_cuda_interface(plain, x)
+
+
 def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
     typestr, shape = face["typestr"], face["shape"]
     if not isinstance(typestr, str) or not isinstance(shape, list | tuple):
         raise TypeError("__cuda_array_interface__: typestr is no str, or shape no tuple")
     if typestr[:1] == ">":
         raise BufferError("__cuda_array_interface__: typestr with non-native byte order")
+    if not isinstance(face.get("descr", []), list):
+        raise TypeError("__cuda_array_interface__: descr is no list")
+    if len(face.get("descr", [])) > 1:
+        warnings.warn(
+            "__cuda_array_interface__: the fields of descr are moved as bytes", RuntimeWarning, stacklevel=2
+        )
+        return _fields_as_bytes(face, x)
     if face.get("mask") is not None:
         raise BufferError("__cuda_array_interface__: cannot handle masked arrays")
     try:
         dtype = np.dtype(typestr)
     except TypeError:
-        raise BufferError(f"__cuda_array_interface__: typestr {typestr!r}") from None
+        raise ValueError(f"__cuda_array_interface__: typestr {typestr!r}") from None
     if any(whole(size, "shape") < 0 for size in shape):
         raise BufferError(f"__cuda_array_interface__: the shape is {shape}")
     strides = face.get("strides")
@@ -195,6 +197,6 @@ def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
         raise BufferError("__cuda_array_interface__: the memory is not contiguous")
     address, readonly = face["data"]
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes and not (address and _is_readable(address)):
+    if nbytes and not (address and readable(address)):
         raise BufferError("__cuda_array_interface__: the array is not in the memory of the host")
     return at_address(address or 0, nbytes, x, bool(readonly)), _code(dtype)

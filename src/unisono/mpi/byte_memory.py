@@ -94,6 +94,10 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         found: memoryview = view.cast(format) if shape is None else view.cast(format, shape)
         return found
 
+    def tobytes(self, order: str | None = None) -> bytes:  # noqa: ARG002
+        """A copy of the bytes."""
+        return super().tobytes()
+
     def toreadonly(self) -> buffer:
         """The same memory, which this object cannot write to."""
         made = _over(type(self), self.view(np.ndarray), self._obj)

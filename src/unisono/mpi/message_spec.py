@@ -100,6 +100,8 @@ def _datatype(given: Any) -> Datatype:
         return given
     if isinstance(given, str) and given in codes:
         return codes[given]
+    if isinstance(given, str) and given[:1] == ">":
+        raise BufferError(f"format string {given!r} with non-native byte order")
     if isinstance(given, str):
         raise KeyError(f"cannot map {given!r} to MPI datatype")
     raise TypeError(f"message: expecting a datatype, got {type(given).__name__}")
