@@ -81,7 +81,8 @@ void Channels::push(int peer, LargeMessages large) {
     Request& request = *queue.front();
     if (!write_header(peer, request)) return;
     if (request.frame != MessageFrame::kMessage && request.frame != MessageFrame::kGranted) {
-      if (request.frame == MessageFrame::kOffer) offers(peer).offered[request.number] = queue.front();
+      if (request.number != 0 && request.frame != MessageFrame::kGrant)
+        offers(peer).offered[request.number] = queue.front();
       queue.pop_front();
       continue;
     }
@@ -101,7 +102,7 @@ Request* Channels::first_match(int peer, int tag) const {
   Request* found = nullptr;
   if (posted_.empty()) return found;
   for (const int source : {peer, kAnyRank})
-    for (const int wanted : {tag, wildcard_of(tag)})
+    for (const int wanted : {tag, any_tag_like(tag)})
       if (const auto* const link = posted_.first(source, wanted))
         if (found == nullptr || link->entry->order < found->order) found = link->entry;
   return found;
@@ -141,7 +142,7 @@ void Channels::deliver(Request& request, UnexpectedMessage& message) {
 // The message does not match the request. It aborts the group now: the caller may never wait for the request.
 void Channels::refuse(Request& request, int peer, const Header& header) {
   Fault fault{FaultKind::kMismatch, rank_, peer};
-  fault.size_mismatch = {header.tag, request.form, header.form(), request.nbytes, header.nbytes};
+  fault.size_mismatch = {plain_tag(header.tag), request.form, header.form(), request.nbytes, header.nbytes};
   request.nbytes = header.nbytes;
   finish(request, FaultKind::kMismatch);
   try {
@@ -164,7 +165,6 @@ bool Channels::deliver_unexpected(Request& receive) {
     message.request = std::move(request);
     if (!message.whole) return true;  // finish_incoming delivers it
     deliver(*message.request, message);
-    if (message.sender) finish(*message.sender, FaultKind::kNone);
     erase_unexpected(message.place);
     return true;
   }
@@ -234,22 +234,21 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
 }
 
 // A message to this rank itself goes to a matching receive, or is kept.
-void Channels::send_to_self(const std::shared_ptr<Request>& sent) {
-  Request& send = *sent;
-  const Header header{send.nbytes, send.tag, send.form};
+void Channels::send_to_self(const std::shared_ptr<Request>& send) {
+  const Header header{send->nbytes, send->tag, send->form};
   if (const std::shared_ptr<Request> request = take_match(rank_, header)) {
-    deliver(*request, rank_, header, send.data);
+    deliver(*request, rank_, header, send->data);
   } else {
-    std::unique_ptr<unsigned char[]> bytes(new unsigned char[send.nbytes]);
-    if (send.nbytes > 0) std::memcpy(bytes.get(), send.data, send.nbytes);
+    std::unique_ptr<unsigned char[]> bytes(new unsigned char[send->nbytes]);
+    if (send->nbytes > 0) std::memcpy(bytes.get(), send->data, send->nbytes);
     const auto message = add_unexpected(rank_, header, std::move(bytes));
     message->whole = true;
-    if (send.synchronous) {  // it ends when a receive matches
-      message->sender = sent;
+    if (send->synchronous) {
+      message->sender = send;
       return;
     }
   }
-  finish(send, FaultKind::kNone);
+  finish(*send, FaultKind::kNone);
 }
 
 // Another thread may copy a large message meanwhile.
@@ -394,7 +393,8 @@ void Channels::begin_wait(Waiter& waiter, int& awaited) {
   };
   each_send([&](const auto& request) { take_earlier(*request); });
   for (const UnexpectedMessage& message : unexpected_)
-    if (message.request) take_earlier(*message.request);
+    for (const auto& request : {message.request, message.sender})
+      if (request) take_earlier(*request);
   for (const auto& request : receives_) take_earlier(*request);
   for (const IncomingMessage& incoming : incoming_)
     if (incoming.request) take_earlier(*incoming.request);
@@ -427,6 +427,7 @@ void Channels::serve_while_away(Waiter& waiting) {
 void Channels::serve() {
   prctl(PR_SET_TIMERSLACK, 1000UL);
   Waiter waiting = waiter(background_wait_policy_);
+  waiting.expect_own_messages();
   std::unique_lock lock(mutex_);
   while (callers_are_away(lock)) {
     lock.unlock();

@@ -47,13 +47,12 @@ struct MessageEnvelope {
   uint64_t nbytes;
 };
 inline MessageEnvelope envelope(int source, const MessageHeader& header) {
-  return {source, header.tag, header.form(), header.nbytes};
+  return {source, plain_tag(header.tag), header.form(), header.nbytes};
 }
 
 // Whether a receive from `wanted_peer` with `wanted_tag` matches a message.
 inline bool matches(int wanted_peer, int wanted_tag, int peer, int tag) {
-  return (wanted_peer == kAnyRank || wanted_peer == peer) &&
-         (wanted_tag == kAnyTag || wanted_tag == tag || wanted_tag == any_tag_of(tag >> kTagBits));
+  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == tag || wanted_tag == any_tag_like(tag));
 }
 
 // Counts a thread that waits.
@@ -136,8 +135,7 @@ class Channels {
   FileDescriptors hand_over();
   bool has_open_transfers() const { return has_open_transfers_; }  // see Executor
   void close_copies() { streams_.close_copies(); }                 // see ControlPlane
-  // All receives are raw, see Request, and tags have contexts. Set it before the first message.
-  bool raw = false;
+  bool raw = false;  // all receives are raw, see Request; set it before the first message
 
  private:
   using Header = MessageHeader;
@@ -149,10 +147,10 @@ class Channels {
     bool whole = false;                  // all bytes have arrived
     uint64_t number = 0;                 // of its offer
     bool asked = false;                  // the offer was granted
-    bool synchronous = false;            // only a receive that matches may ask for it
     bool counted = false;                // in unexpected_bytes_
+    bool synchronous = false;            // an offer for which room is no reason to ask
+    std::shared_ptr<Request> sender{};   // of a synchronous message to this rank itself
     std::shared_ptr<Request> request{};  // the receive that gets it
-    std::shared_ptr<Request> sender{};   // of a synchronous message of this rank to itself
     // Until one does: its places under the four pairs of source and tag that a receive of it can have.
     std::array<MatchTable<UnexpectedMessage>::Link, 4> links{};
     std::list<UnexpectedMessage>::iterator place{};
@@ -210,7 +208,7 @@ class Channels {
   int arrived_from(int peer);
   Offers& offers(int peer) { return offers_[static_cast<size_t>(peer)]; }
   bool must_offer(int peer, const Request& request) {
-    return offers(peer).peer_is_full || request.nbytes > kOfferBytes;
+    return offers(peer).peer_is_full || request.synchronous || request.nbytes > kOfferBytes;
   }
   void place_offer(int peer, const Header& header);
   bool grant_to(const std::shared_ptr<Request>& request, Unexpected::iterator message);
@@ -224,7 +222,6 @@ class Channels {
   void each_send(Visit visit) const;
   void finish_incoming(int peer);
   using Receives = std::list<std::shared_ptr<Request>>;
-  int wildcard_of(int tag) const { return raw ? any_tag_of(tag >> kTagBits) : kAnyTag; }
   Request* first_match(int peer, int tag) const;
   std::shared_ptr<Request> take_match(int peer, const Header& header);
   std::shared_ptr<Request> take_receive(Request& receive);
@@ -239,7 +236,7 @@ class Channels {
   std::optional<MessageEnvelope> first_unexpected(int peer, int tag) const;
   void deliver(Request& request, int peer, const Header& header, const unsigned char* bytes);
   void deliver(Request& request, UnexpectedMessage& message);
-  void send_to_self(const std::shared_ptr<Request>& sent);
+  void send_to_self(const std::shared_ptr<Request>& send);
   void refuse(Request& request, int peer, const Header& header);
   void finish(Request& request, FaultKind fault);
   void fail_all(FaultKind fault);

@@ -136,7 +136,6 @@ bool Channels::receive_kept(Request& wanted) {
   wanted.peer = message.peer;
   wanted.tag = message.header.tag;
   wanted.accept(message.header, std::move(message.bytes));
-  if (message.sender) finish(*message.sender, FaultKind::kNone);
   erase_unexpected(message.place);
   return true;
 }

@@ -48,6 +48,7 @@ FaultKind Channels::probe_now(int peer, int tag, std::optional<MessageEnvelope>&
   const WaitingCaller waits(waiting_callers_);
   Waiter waiting = waiter(wait_policy_);
   waiting.begin(0, 0, INT64_MAX);
+  waiting.expect_own_messages();
   return probing(waiting, [&] {
     if ((found = progress_to(peer, tag))) return FaultKind::kNone;
     const bool left = waiting.has_left(peer);

@@ -84,7 +84,8 @@ Channels::Unexpected::iterator Channels::add_unexpected(int peer, const Header& 
   message->place = message;
   auto link = message->links.begin();
   for (const int source : {peer, kAnyRank})
-    for (const int tag : {int{header.tag}, wildcard_of(header.tag)}) kept_.append(*link++, source, tag, *message);
+    for (const int tag : {int{header.tag}, any_tag_like(header.tag)})
+      kept_.append(*link++, source, tag, *message);
   has_unexpected_.store(true, std::memory_order_relaxed);
   return message;
 }
@@ -92,6 +93,7 @@ Channels::Unexpected::iterator Channels::add_unexpected(int peer, const Header& 
 // A receive gets it.
 void Channels::take_unexpected(UnexpectedMessage& message) {
   for (MessageLink& link : message.links) kept_.remove(link);
+  if (const auto sender = std::exchange(message.sender, nullptr)) finish(*sender, FaultKind::kNone);
 }
 
 void Channels::erase_unexpected(Unexpected::iterator message) {
@@ -114,7 +116,7 @@ void Channels::allocate(int peer, const Header& header, Make make) {
   } catch (const std::bad_alloc&) {
     failed_ = true;  // the header is lost: the next one cannot be found
     memory_fault_.rank = peer;
-    memory_fault_.size_mismatch = {header.tag, header.form(), header.form(), 0, header.nbytes};
+    memory_fault_.size_mismatch = {plain_tag(header.tag), header.form(), header.form(), 0, header.nbytes};
     throw;
   }
 }

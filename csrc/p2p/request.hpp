@@ -10,16 +10,12 @@
 
 #include "p2p/match_table.hpp"
 #include "protocol/frames.hpp"
+#include "protocol/message_tag.hpp"
 #include "protocol/waiter.hpp"
 
 namespace unisono {
 
 constexpr int kAnyRank = -1;
-constexpr int kAnyTag = -1;
-// Where tags have contexts (see Channels::raw), their upper bits number it: the traffic of one communicator. A
-// receive with the tag `any_tag_of(context)` matches all tags of that context, and no others.
-constexpr int kTagBits = 20;
-constexpr int any_tag_of(int context) { return kAnyTag - 1 - context; }
 constexpr uint32_t kAnyForm = UINT32_MAX;  // no message has it
 
 // Whether two ranges of memory share a byte.
@@ -31,7 +27,7 @@ inline bool overlap(const unsigned char* one, uint64_t nbytes, const unsigned ch
 struct Request {
   bool sending;
   int peer;  // receive: kAnyRank until matched
-  int tag;
+  int tag;  // as it travels, see message_tag.hpp
   uint32_t form;  // receive: kAnyForm until matched
   unsigned char* data;
   uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
@@ -39,9 +35,9 @@ struct Request {
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
   bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
+  bool synchronous = false;  // send: done only when a receive has matched it
   bool exact = false;      // receive: a shorter message is refused, too
-  bool raw = false;  // receive: bytes of any form; those of a longer message go into memory of its own
-  bool synchronous = false;  // send: its bytes wait until a receive matches
+  bool raw = false;        // receive: of any form; the bytes of a longer message go into memory of its own
   bool sized = false;      // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;         // that memory
   bool cancelled = false;                       // set before `done`
@@ -58,8 +54,9 @@ struct Request {
   std::atomic<bool> done{false};
 
   bool takes(const MessageHeader& header) const {
-    if (form != header.form() && form != kAnyForm && !raw) return false;
-    return sized || raw || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes);
+    if (raw) return true;
+    if (form != header.form() && form != kAnyForm) return false;
+    return sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes);
   }
   // A message that it takes is its own now; `kept`: its bytes, if they have come. Throws std::bad_alloc.
   void accept(const MessageHeader& header, std::unique_ptr<unsigned char[]>&& kept = nullptr) {

@@ -75,8 +75,14 @@ std::vector<BufferExtent> by_block(const std::vector<BufferExtent>& extents, siz
 // The native base class of `unisono.Group`: runs its calls, and remembers those that were checked.
 class GroupBase {
  public:
-  GroupBase(nb::object planner, nb::object engine, double timeout_s)
-      : planner(std::move(planner)), timeout_s_(timeout_s), engine_(std::move(engine)), slots_(kSlots) {}
+  // context, original: of a duplicate, see `Group.duplicate`.
+  GroupBase(nb::object planner, nb::object engine, double timeout_s, int context, nb::object original)
+      : planner(std::move(planner)),
+        context_(context),
+        original_(std::move(original)),
+        timeout_s_(timeout_s),
+        engine_(std::move(engine)),
+        slots_(kSlots) {}
 
   GroupBase(const GroupBase&) = delete;
   GroupBase& operator=(const GroupBase&) = delete;
@@ -154,7 +160,7 @@ class GroupBase {
           !call_cache::disjoint(made, *read.buffers))
         return {};
       written = {&made, outcome.owner};
-    } else if (out.number) {
+    } else if (returned == ResultKind::kNumber) {
       outcome = {out.kept(), out.extents[0].data, operation.dtype};
     }
     CollectiveCall call = operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
@@ -223,7 +229,7 @@ class GroupBase {
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    MessageCall message{sending, contents, now, default_timeout_s()};
+    MessageCall message{sending, contents, now, default_timeout_s(), context_};
     if (!message.read(arguments, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
     return message.sent(engine) ? message.outcome() : pass(engine, message, arguments[0]);
@@ -234,7 +240,7 @@ class GroupBase {
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    MessageCall message{sending, MessageContents::kArray, exact, default_timeout_s()};
+    MessageCall message{sending, MessageContents::kArray, exact, default_timeout_s(), context_};
     if (!message.read(arguments, engine)) return nb::none();
     MessageName name{nb::borrow((sending ? isend : irecv).get()), message.tag()};
     if (message.sent(engine)) return make_message_work(planner, alive, std::move(name));
@@ -252,7 +258,7 @@ class GroupBase {
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    MessageCall message{false, MessageContents::kBytes, false, default_timeout_s(), "probe"};
+    MessageCall message{false, MessageContents::kBytes, false, default_timeout_s(), context_, "probe"};
     return message.read(arguments, engine) ? message.peeked(engine) : nb::none();
   }
   // Sends a message that can be sent at once, then receives one; None as above. What is sent is copied first:
@@ -263,8 +269,8 @@ class GroupBase {
     Engine& engine = *nb::inst_ptr<Engine>(alive);
     engine.check_process();  // before a lock that another thread may have held at the fork
     PyObject* const source[] = {arguments[4], arguments[5], arguments[2], arguments[3]};
-    MessageCall sent{true, MessageContents::kArray, true, default_timeout_s()};
-    MessageCall received{false, MessageContents::kArray, false, default_timeout_s(), "sendrecv"};
+    MessageCall sent{true, MessageContents::kArray, true, default_timeout_s(), context_};
+    MessageCall received{false, MessageContents::kArray, false, default_timeout_s(), context_, "sendrecv"};
     if (!received.read(source, engine) || !sent.read(arguments, engine)) return nb::none();
     if (!received.unshared(engine) || !sent.pass_now(engine)) return nb::none();
     nb::object status = pass(engine, received, source[0]);
@@ -298,6 +304,7 @@ class GroupBase {
   // group. It takes no lock: a free-threaded Python has stopped all threads, and stops none that holds it.
   int visit(visitproc visit, void* arg) {
     Py_VISIT(planner.ptr());
+    Py_VISIT(original_.ptr());
     for (const CachedCall& known : slots_)
       for (const nb::object& word : known.kept) Py_VISIT(word.ptr());
     for (const auto& list : lists_)
@@ -397,7 +404,7 @@ class GroupBase {
                    CallResult outcome, const nb::object& note, Keep keep, bool async, double timeout_s) {
     const bool brief = nbytes <= kBriefBytes;
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    release_ended();
+    (original_.is_none() ? *this : *nb::inst_ptr<GroupBase>(original_)).release_ended();
     if (async) {
       BufferReferences kept = keep();
       kept.hold_storages();
@@ -436,7 +443,9 @@ class GroupBase {
     works_.pop_front();
     return ended;
   }
+  // A duplicate may be closed while its works are under way: the original keeps them.
   void keep_work(const nb::object& work) {
+    if (!original_.is_none()) return nb::inst_ptr<GroupBase>(original_)->keep_work(work);
     const nb::ft_lock_guard held(lock_);
     works_.push_back(work);
   }
@@ -464,7 +473,9 @@ class GroupBase {
     const bool allocates = bound.returned > ResultKind::kNumber;
     if (allocates && (bound.operation.checks_out || bound.operation.checks_in))
       return;  // see `CachedCall::codes`
-    if (out.number != (bound.returned == ResultKind::kNumber)) return;
+    if (bound.returned == ResultKind::kScalar || (bound.returned == ResultKind::kNumber && !out.number) ||
+        (allocates && out.number))
+      return;
     // The buffers may have changed since they were checked, if the caller has other threads.
     const CallBuffers& read = allocates && in.count == 0 ? out : in;
     if (!call_cache::same_buffers(bound.sendbuf, read) ||
@@ -565,6 +576,8 @@ class GroupBase {
   static constexpr size_t kPlaces = 8;  // so many calls may want one slot before one has to be checked again
   static constexpr size_t kLists = 16;  // coalesced calls that are remembered
   const nb::handle work_type_ = nb::type<CollectiveWork>();
+  const int context_;
+  const nb::object original_;
   std::atomic<double> timeout_s_;
   mutable nb::ft_mutex lock_;  // of all that follows; no Python code runs under it
   nb::object engine_;
@@ -702,7 +715,7 @@ CollectiveCall BoundCall::call(double timeout_s) const {
 
 CallResult BoundCall::outcome() const {
   const bool number = returned == ResultKind::kNumber;
-  return {made, number ? out.front().data : nullptr, operation.dtype};
+  return {made, number ? out.front().data : nullptr, operation.dtype, returned == ResultKind::kScalar};
 }
 
 CollectiveCall BoundCall::bound(double timeout_s) const {
@@ -776,6 +789,7 @@ void bind_bound_call(nb::module_& m) {
 void bind_calls(nb::module_& m) {
   nb::enum_<ResultKind>(m, "ResultKind", "What a call returns.")
       .value("NOTHING", ResultKind::kNothing)
+      .value("SCALAR", ResultKind::kScalar, "The call was given a NumPy scalar.")
       .value("NUMBER", ResultKind::kNumber, "The call was given a number.")
       .value("GATHERED", ResultKind::kGathered, "An allocated array: [p, *shape of the input].")
       .value("SAME", ResultKind::kSame, "An allocated array of the input's shape.")
@@ -795,8 +809,10 @@ void bind_calls(nb::module_& m) {
   nb::class_<GroupBase> calls(m, "GroupBase", nb::type_slots(kCollected),
                               "The calls of a group: runs them, and remembers those that were checked.");
   calls
-      .def(nb::init<nb::object, nb::object, double>(), nb::arg("planner"), nb::arg("engine").none(),
-           nb::arg("timeout_s"))
+      .def(nb::init<nb::object, nb::object, double, int, nb::object>(), nb::arg("planner"),
+           nb::arg("engine").none(), nb::arg("timeout_s"), nb::arg("context") = 0,
+           nb::arg("original").none() = nb::none(),
+           "context: of the messages of a duplicate; original: the group of which it is one.")
       .def("_execute", &GroupBase::execute, nb::arg("planned"), nb::arg("async_op"),
            nb::arg("timeout").none(),
            "Runs or starts a `BoundCall`, or several; returns the work, or the result.")

@@ -127,10 +127,10 @@ void bind_messages(nb::class_<Engine>& engine) {
       .def("probe", &probe, nb::arg("peer"), nb::arg("tag"), nb::arg("timeout_s"),
            "Waits until `look` finds such a message. After a timeout the group continues.")
       .def_prop_rw(
-          "raw_messages", &Engine::raw_messages,
+          "raw_messages", [](Engine& self) { return self.channels().raw; },
           [](Engine& self, bool raw) { self.channels().raw = raw; },
-          "Receives take bytes of any dtype and size (a longer message leaves the buffer as it is), and the upper "
-          "bits of tags are contexts. Set it before the first message.")
+          "Receives take bytes of any dtype and size: a longer message leaves the buffer as it is. Set it before "
+          "the first message.")
       .def(
           "advance",
           [](Engine& self) {
@@ -186,6 +186,11 @@ void bind_region(nb::module_& m) {
           },
           nb::arg("place"), nb::arg("why"),
           "Marks the rank in that place as left: it has failed before it had an engine.");
+  m.def(
+      "tag_in_context", [](int context, int tag) { return tag_in_context(context, tag); }, nb::arg("context"),
+      nb::arg("tag"), "The number by which a tag of a duplicate's messages travels.");
+  m.attr("MOST_CONTEXTS") = kMostContexts;
+  m.attr("MOST_CONTEXT_TAG") = kMostContextTag;
   m.def("access_probe", &access_probe,
         "The address of a known word. A process that can read it there can read this process's memory.");
   m.def("reaches", &reaches, nb::arg("pid"), nb::arg("access_probe"),

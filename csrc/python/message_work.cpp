@@ -217,7 +217,8 @@ void make(MessageWork* self, nb::object planner, nb::object engine, nb::object n
           nb::object keep, nb::object decode, bool synchronous) {
   const Engine& of = *nb::inst_ptr<Engine>(engine);
   if (sending || peer != kAnyRank) of.member(peer);
-  if (tag < (sending ? 0 : of.raw_messages() ? INT32_MIN : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
+  if (!is_travelling_tag(tag) && (sending || !is_any_tag(tag)))
+    throw std::invalid_argument("a tag is 0 or more");
   if (!is_form(form) && !(sized && form == kAnyForm)) throw std::invalid_argument("no such dtype");
   auto request = std::make_shared<Request>();
   request->sending = sending;
@@ -230,7 +231,8 @@ void make(MessageWork* self, nb::object planner, nb::object engine, nb::object n
   request->data = reinterpret_cast<unsigned char*>(data);
   request->nbytes = nbytes;
   request->deadline = deadline_after(timeout_s);
-  new (self) MessageWork(std::move(planner), std::move(engine), {std::move(name), tag}, std::move(request),
+  new (self) MessageWork(std::move(planner), std::move(engine), {std::move(name), plain_tag(tag)},
+                         std::move(request),
                          {std::move(keep), {}, {}, {}}, timeout_s);
   if (!decode.is_none()) self->set_decode(std::move(decode));
 }
@@ -251,8 +253,7 @@ void bind_message_works(nb::module_& m) {
            nb::arg("sending"), nb::arg("exact") = false, nb::arg("sized") = false,
            nb::arg("keep").none() = nb::none(), nb::arg("decode").none() = nb::none(),
            nb::arg("synchronous") = false,
-           "sized: the message may have any size; `result` returns its bytes, or what `decode` makes of them. "
-           "synchronous: a send that ends when a receive has matched.")
+           "sized: the message may have any size; `result` returns its bytes, or what `decode` makes of them.")
       .def("outlive_call", &MessageWork::outlive_call,
            "Notes the caller's line, and keeps the memory of tensors where it is. Call before `start`.")
       .def("start", &MessageWork::start, "See `MessageWork.start`.")

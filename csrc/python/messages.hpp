@@ -19,8 +19,13 @@ class MessageCall {
  public:
   // exact: a message shorter than the buffer is refused.
   MessageCall(bool sending, MessageContents contents, bool exact, double timeout_s,
-              const char* name = nullptr)
-      : sending(sending), timeout_s(timeout_s), contents_(contents), exact_(exact), name_(name) {}
+              int context, const char* name = nullptr)
+      : sending(sending),
+        timeout_s(timeout_s),
+        contents_(contents),
+        exact_(exact),
+        context_(context),
+        name_(name) {}
 
   const bool sending;
   double timeout_s;  // the group's, unless the call has one
@@ -38,13 +43,13 @@ class MessageCall {
       return false;
     }
     const bool named = rank >= 0 && rank < engine.size();
-    const bool tagged = (number >= 0 && number <= INT32_MAX) ||
-                        (!sending && (number == unisono::kAnyTag || (number < 0 && engine.raw_messages())));
+    const long most = context_ == 0 ? INT32_MAX : unisono::kMostContextTag;
+    const bool tagged = (number >= 0 && number <= most) || (number == unisono::kAnyTag && !sending);
     if (!(named || anybody) || !tagged) return false;
     if (!sized() && (!buffers_.see(given[0]) || buffers_.count != 1 || buffers_.number)) return false;
     if (!sending && buffers_.readonly) return false;
     peer_ = static_cast<int>(rank);
-    tag_ = static_cast<int>(number);
+    tag_ = unisono::tag_in_context(context_, static_cast<int>(number));
     if (given[3] == Py_None) return true;
     timeout_s = PyFloat_CheckExact(given[3]) ? PyFloat_AS_DOUBLE(given[3]) : 0;
     return timeout_s > 0;
@@ -57,7 +62,7 @@ class MessageCall {
     made->deadline = deadline_after(timeout_s);
     return made;
   }
-  int tag() const { return tag_; }
+  int tag() const { return unisono::plain_tag(tag_); }
 
   // The view that pins the memory of the buffer, if any.
   nanobind::object kept() const { return buffers_.kept(); }
@@ -67,7 +72,7 @@ class MessageCall {
     static constexpr const char* kNames[2][3] = {{"recv", "recv_object", "recv_bytes"},
                                                  {"send", "send_object", "send"}};
     const char* const what = name_ == nullptr ? kNames[sending][static_cast<size_t>(contents_)] : name_;
-    return nanobind::steal(tag_ > 0 ? PyUnicode_FromFormat("%s(tag=%d)", what, tag_)
+    return nanobind::steal(tag() > 0 ? PyUnicode_FromFormat("%s(tag=%d)", what, tag())
                                     : PyUnicode_FromString(what));
   }
 
@@ -162,6 +167,7 @@ class MessageCall {
 
   const MessageContents contents_;
   const bool exact_;
+  const int context_;
   const char* const name_;  // of the caller's method, where it is another one
   CallBuffers buffers_;
   int peer_ = 0, tag_ = 0;

@@ -31,6 +31,7 @@ _HOMES = {
     ),
     "unisono.engine.group.elastic_loop": ("elastic", "join"),
     "unisono.engine.backends": ("is_available",),
+    "unisono.engine.environment.event_log": ("log",),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.planner": ("plan",),
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from unisono import codecs, networks
     from unisono import mpi as MPI  # noqa: N812
     from unisono.engine.backends import is_available
+    from unisono.engine.environment.event_log import log
     from unisono.engine.group import (
         ANY_TAG,
         Departure,
@@ -147,6 +149,7 @@ __all__ = [
     "init_process_group",
     "is_available",
     "join",
+    "log",
     "networks",
     "plan",
     "premul_sum",

@@ -55,7 +55,7 @@ def forgotten(call: Callable[[Any], Any]) -> weakref.ref[Any]:
 PATIENT = timedelta(seconds=HANG_S)  # not as a number: such a call takes the way that has its own windows
 RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
     "irecv": lambda group, x: group.irecv(x, 1, timeout=PATIENT),
-    "dropped": lambda group, x: group.irecv(x, 1).wait(timeout=1e-3),
+    "dropped": lambda group, x: group.irecv(x, 1).wait(1e-3),
     "batch": lambda group, x: group.batch([un.SendTo(np.zeros(1), 1, 5), un.RecvFrom(x, 1)]),
     "recv": lambda group, x: group.recv(x, 1, timeout=PATIENT),
     "sendrecv": lambda group, x: group.sendrecv(np.zeros(1), 1, x, 1, timeout=PATIENT),

@@ -21,7 +21,7 @@ def destination(state: CommState, dest: int, tag: int) -> tuple[int, int]:
         raise Exception(constants.ERR_RANK, f"dest is {dest}, expected 0..{len(state.peers) - 1}")
     if not 0 <= tag <= MOST_TAG:
         raise Exception(constants.ERR_TAG, f"tag is {tag}, expected 0..{MOST_TAG}")
-    return state.peers[dest], state.base + tag
+    return state.peers[dest], tag
 
 
 def origin(state: CommState, source: int, tag: int) -> tuple[int | None, int]:
@@ -35,7 +35,7 @@ def origin(state: CommState, source: int, tag: int) -> tuple[int | None, int]:
     if tag != ANY_TAG and not 0 <= tag <= MOST_TAG:
         raise Exception(constants.ERR_TAG, f"tag is {tag}, expected 0..{MOST_TAG}")
     peer = None if source == ANY_SOURCE else state.peers[source]
-    return peer, state.any_tag if tag == ANY_TAG else state.base + tag
+    return peer, tag
 
 
 def fill_status(status: Status | None, operation: Operation) -> None:

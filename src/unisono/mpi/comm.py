@@ -266,10 +266,7 @@ class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
         ranks = group._alive().ranks
         if state.world.rank not in ranks:
             return COMM_NULL
-        lane = Lane(
-            state.world, ranks, ranks.index(state.world.rank), len(ranks),
-            {rank: number for number, rank in enumerate(ranks)}, state.hidden | whole(tag, "tag") & MOST_TAG,
-        )  # fmt: skip
+        lane = state.lane_of_few(ranks, whole(tag, "tag"))
         _, context, serial = complete(self._agree(lane))
         return self._new(CommState(state.world, state.contexts, ranks, context, serial))
 

@@ -79,7 +79,7 @@ def tensor_of(x: Any) -> tuple[int, int, str, bool, Any]:
     bits = tensor.bits * tensor.lanes
     kind = _KINDS.get((5 if pair else tensor.code, bits))
     if tensor.lanes > 1 or kind is None:
-        kind = kind if pair else f"V{bits // 8}"  # no type has this name: the caller gives one
+        kind = kind if pair and kind else f"V{bits // 8}"  # no type has this name: the caller gives one
     if bits % 8:
         raise BufferError(f"dlpack: type code {tensor.code} of {tensor.bits} bits, {tensor.lanes} lanes")
     if tensor.ndim < 0 or (tensor.ndim and not tensor.shape):

@@ -16,7 +16,6 @@ from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Ended, Operation
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import receive_bytes
 
 
 class _Taken(State):
@@ -40,7 +39,7 @@ class Message(Handle):
         if source == PROC_NULL:
             fill_status(status, Ended(PROC_NULL))
             return cls(MESSAGE_NO_PROC)
-        operation = receive_bytes(state.world, *origin(state, source, tag), state.places)
+        operation = state.messages.start_receive_bytes(*origin(state, source, tag), state.places)
         operation.block()
         fill_status(status, operation)
         return cls._of(_Taken(operation.value, operation))

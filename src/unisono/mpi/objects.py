@@ -16,7 +16,7 @@ from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Ended, Operation, complete, moving
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import MOST_TAG, as_bytes, receive_bytes
+from unisono.mpi.transport import as_bytes
 
 SUM = OPS["SUM"]
 
@@ -34,14 +34,17 @@ class ObjectMessages:
             return Ended()
         peer, full = destination(state, dest, tag)
         data = as_bytes(pickle.dumps(obj))
-        found: Operation = state.world.start_send(data, peer, full, synchronous)
+        found: Operation = state.messages.start_send(data, peer, full, synchronous)
         return found
 
     def _receive_object(self, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
             return Ended(PROC_NULL)
-        return receive_bytes(state.world, *origin(state, source, tag), state.places, pickle.loads)
+        found: Operation = state.messages.start_receive_bytes(
+            *origin(state, source, tag), state.places, pickle.loads
+        )
+        return found
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""
@@ -50,8 +53,8 @@ class ObjectMessages:
             return
         peer, full = destination(state, dest, tag)
         data = pickle.dumps(obj)
-        if moving() or state.world.group._send(data, peer, full, None) is None:
-            state.world.send(as_bytes(data), peer, full)
+        if moving() or state.messages.quick._send(data, peer, full, None) is None:
+            state.messages.send(as_bytes(data), peer, full)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, and wait until a receive has matched."""
@@ -69,11 +72,11 @@ class ObjectMessages:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
         if source != PROC_NULL and not moving():
             state = self._alive()
-            found = state.world.group._recv_object(None, *origin(state, source, tag), None)
+            found = state.messages.quick._recv_object(None, *origin(state, source, tag), None)
             if found is not None:
                 data, sent = found
                 if status is not None:
-                    status._set(state.places[sent.source], sent.tag & MOST_TAG, sent.nbytes)
+                    status._set(state.places[sent.source], sent.tag, sent.nbytes)
                 return pickle.loads(data)
         operation = self._receive_object(source, tag)
         operation.block()

@@ -16,7 +16,7 @@ from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import MOST_TAG, BlockReceive, Receive, Transfer, truncated
+from unisono.mpi.transport import BlockReceive, Receive, Transfer, truncated
 
 
 class PointToPoint:
@@ -33,8 +33,12 @@ class PointToPoint:
         if dest == PROC_NULL:
             return
         peer, full = destination(state, dest, tag)
-        if type(buf) is not np.ndarray or moving() or state.world.group._send(buf, peer, full, None) is None:
-            state.world.send(simple(buf, writable=False).pack(), peer, full)
+        if (
+            type(buf) is not np.ndarray
+            or moving()
+            or state.messages.quick._send(buf, peer, full, None) is None
+        ):
+            state.messages.send(simple(buf, writable=False).pack(), peer, full)
 
     def Recv(
         self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -43,7 +47,7 @@ class PointToPoint:
         state = self._alive()
         if type(buf) is np.ndarray and source != PROC_NULL and not moving():
             peer, full = origin(state, source, tag)
-            found = state.world.group._recv(buf, peer, full, None)
+            found = state.messages.quick._recv(buf, peer, full, None)
             if found is not None:
                 self._received(state, found, buf.nbytes, status)
                 return
@@ -54,7 +58,7 @@ class PointToPoint:
     @staticmethod
     def _received(state: CommState, found: Any, capacity: int, status: Status | None) -> None:
         """After a receive at once."""
-        source, tag, nbytes = state.places[found.source], found.tag & MOST_TAG, found.nbytes
+        source, tag, nbytes = state.places[found.source], found.tag, found.nbytes
         if status is not None:
             status._set(source, tag, min(nbytes, capacity))
         if nbytes > capacity:
@@ -107,7 +111,7 @@ class PointToPoint:
         """See `Send`."""
         state = self._state
         if type(buf) is np.ndarray and state is not None and dest != PROC_NULL:  # the fast path
-            work = state.world.group._isend(buf, *destination(state, dest, tag), None)
+            work = state.messages.quick._isend(buf, *destination(state, dest, tag), None)
             if work is not None:
                 return Request._for(Transfer(state.world, work))
         return Request._for(self._send(buf, dest, tag))
@@ -127,7 +131,7 @@ class PointToPoint:
         """See `Recv`."""
         state = self._state
         if type(buf) is np.ndarray and state is not None and source != PROC_NULL:  # the fast path
-            work = state.world.group._irecv(buf, *origin(state, source, tag), None)
+            work = state.messages.quick._irecv(buf, *origin(state, source, tag), None)
             if work is not None:
                 return Request._for(Receive(state.world, work, buf.nbytes, state.places))
         return Request._for(self._receive(buf, source, tag))
@@ -220,7 +224,7 @@ class PointToPoint:
         if source == PROC_NULL:
             fill_status(status, Ended(PROC_NULL))
             return True
-        self._found(state, state.world.probe(*origin(state, source, tag)), status)
+        self._found(state, state.messages.probe(*origin(state, source, tag)), status)
         return True
 
     def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
@@ -229,7 +233,7 @@ class PointToPoint:
         if source == PROC_NULL:
             fill_status(status, Ended(PROC_NULL))
             return True
-        found = state.world.look(*origin(state, source, tag))
+        found = state.messages.look(*origin(state, source, tag))
         if found is not None:
             self._found(state, found, status)
         return found is not None
@@ -237,7 +241,7 @@ class PointToPoint:
     @staticmethod
     def _found(state: CommState, found: Any, status: Status | None) -> None:
         if status is not None:
-            status._set(state.places[found.source], found.tag & MOST_TAG, found.nbytes)
+            status._set(state.places[found.source], found.tag, found.nbytes)
 
     def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
         """Wait for a message, and take it: only `Message.Recv` receives it."""
@@ -259,7 +263,7 @@ class PointToPoint:
             return Ended()
         peer, full = destination(state, whole(dest, "dest"), whole(tag, "tag"))
         data = simple(buf, writable=False).pack()
-        found: Operation = state.world.start_send(data.copy() if copied else data, peer, full, synchronous)
+        found: Operation = state.messages.start_send(data.copy() if copied else data, peer, full, synchronous)
         return found
 
     def _receive(self, buf: Any, source: int, tag: int) -> Operation:
@@ -271,7 +275,7 @@ class PointToPoint:
 
     def _receive_block(self, block: Block, peer: int | None, tag: int) -> Operation:
         state = self._alive()
-        found: Operation = state.world.start_receive(
+        found: Operation = state.messages.start_receive(
             block.room(), peer, tag, BlockReceive, state.places, block
         )
         return found

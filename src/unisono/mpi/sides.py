@@ -10,7 +10,6 @@ from unisono.mpi.errors import Exception
 from unisono.mpi.lane import Lane
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule, complete
-from unisono.mpi.transport import MOST_TAG
 
 
 def both_sides(lane: Lane, obj: Any) -> Schedule:
@@ -47,8 +46,7 @@ class SideCreation:
             remote = None
             if lane.rank == local_leader:
                 peers = peer_comm._alive()
-                between = peers.lane_of(0)
-                between._tag = peers.hidden | tag & MOST_TAG
+                between = peers.lane_of_few(peers.peers, tag)
                 (remote,) = yield from object_schedules.exchange(
                     between, [(remote_leader, (state.ranks, told))], [remote_leader]
                 )

@@ -1,7 +1,7 @@
 """Messages between this rank and others: the only place where this package meets the engine's messages.
 
-All communicators send through one group, the world. The upper bits of a tag number the context: each
-communicator has one for its program's messages and one for its collectives.
+All communicators send through one group, the world. Each has two contexts: for its program's messages, and
+for its collectives. `Messages` is the world as one context sees it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from unisono._native import ANY_FORM, MessageWork
+from unisono._native import ANY_FORM, MOST_CONTEXT_TAG, GroupBase, MessageWork, tag_in_context
 from unisono.engine.memory.buffers import DTYPES
 from unisono.mpi import constants
 from unisono.mpi.errors import Exception
 from unisono.mpi.message_spec import Block
 from unisono.mpi.progress import Operation, move_all, moving
 
-TAG_BITS = 20
-MOST_TAG = (1 << TAG_BITS) - 1
+MOST_TAG = MOST_CONTEXT_TAG
 _U8 = DTYPES.index("uint8")
 _NOTHING = np.zeros(0, np.uint8)
 _FOREVER = float("inf")
@@ -40,37 +39,51 @@ class World:
         found: BaseException = self.planner.failure(call, self.group.timeout_s, self.engine)
         return found
 
+
+class Messages:
+    """The messages of one context. `quick` has the native calls, which return None where they cannot."""
+
+    __slots__ = ("_context", "quick", "world")
+
+    def __init__(self, world: World, context: int) -> None:
+        self.world, self._context = world, context
+        group = world.group
+        self.quick = (
+            GroupBase(world.planner, world.engine, group.timeout_s, context, group) if context else group
+        )
+
     def send(self, data: Any, peer: int, tag: int) -> None:
         """Send bytes and wait."""
-        if moving() or self.group._send(data, peer, tag, None) is None:
+        if moving() or self.quick._send(data, peer, tag, None) is None:
             self.start_send(data, peer, tag).block()
 
     def start_send(self, data: Any, peer: int, tag: int, synchronous: bool = False) -> Transfer:
         """Begin to send bytes. synchronous: it ends when a receive has matched."""
-        work = None if synchronous else self.group._isend(data, peer, tag, None)
+        work = None if synchronous else self.quick._isend(data, peer, tag, None)
         if work is None:
             work = self._post("isend", peer, tag, data, sending=True, synchronous=synchronous)
-        return Transfer(self, work)
+        return Transfer(self.world, work)
 
     def start_receive(self, room: Any, peer: int | None, tag: int, kind: Any, *more: Any) -> Any:
         """Begin to receive bytes into memory; `kind` is the class of the transfer."""
-        work = self.group._irecv(room, peer, tag, None)
+        work = self.quick._irecv(room, peer, tag, None)
         if work is None:
             work = self._post("irecv", peer, tag, room, sending=False)
-        return kind(self, work, room, *more)
+        return kind(self.world, work, room, *more)
 
-    def start_receive_bytes(self, peer: int | None, tag: int, places: Any, load: Any) -> BytesReceive:
+    def start_receive_bytes(self, peer: int | None, tag: int, places: Any, load: Any = None) -> BytesReceive:
         """Begin to receive a message of any length."""
         work = self._post("irecv", peer, tag, _NOTHING, sending=False, sized=True)
-        return BytesReceive(self, work, places, load)
+        return BytesReceive(self.world, work, places, load)
 
     def _post(self, name: str, peer: int | None, tag: int, data: Any, **more: Any) -> Any:
+        world = self.world
         address = data.__array_interface__["data"][0]
         source = -1 if peer is None else peer
         form = ANY_FORM if more.get("sized") else _U8
         work = MessageWork(
-            self.planner, self.engine, name, source, tag, form, address, data.nbytes,
-            self.group.timeout_s, keep=data, **more,
+            world.planner, world.engine, name, source, tag_in_context(self._context, tag), form, address,
+            data.nbytes, world.group.timeout_s, keep=data, **more,
         )  # fmt: skip
         try:
             work.start()
@@ -87,19 +100,21 @@ class World:
             move_all()
             found = self.look(peer, tag)
         if found is None:
-            fault, found = self.engine.probe(-1 if peer is None else peer, tag, _FOREVER)
+            source = -1 if peer is None else peer
+            _, found = self.world.engine.probe(source, tag_in_context(self._context, tag), _FOREVER)
         if found is None:
-            raise self.failure(f"Probe ({fault})")
+            raise self.world.failure("Probe")
         return found
 
     def look(self, peer: int | None, tag: int) -> Any:
         """The status of a message that has arrived, or None."""
-        found = self.group._peek(None, peer, tag, None)
+        found = self.quick._peek(None, peer, tag, None)
         if found is not None:
             return found
-        fault, found = self.engine.look(-1 if peer is None else peer, tag)
+        source = -1 if peer is None else peer
+        fault, found = self.world.engine.look(source, tag_in_context(self._context, tag))
         if fault:
-            raise self.failure("Iprobe")
+            raise self.world.failure("Iprobe")
         return found
 
 
@@ -159,7 +174,7 @@ class Receive(Transfer):
 
     def _end(self, work: Any) -> None:
         found = work.receive_status()
-        self.source, self.tag, self.nbytes = self._places[found.source], found.tag & MOST_TAG, found.nbytes
+        self.source, self.tag, self.nbytes = self._places[found.source], found.tag, found.nbytes
         self._use(work)
 
     def _use(self, work: Any) -> None:  # noqa: ARG002
@@ -197,11 +212,6 @@ class BytesReceive(Receive):
     def _use(self, work: Any) -> None:
         found = work.result()
         self.value = found if self._load is None else self._load(found)
-
-
-def receive_bytes(world: World, peer: int | None, tag: int, places: Any, load: Any = None) -> BytesReceive:
-    """Begin to receive a message of any length."""
-    return world.start_receive_bytes(peer, tag, places, load)
 
 
 def as_bytes(data: Any) -> Any:

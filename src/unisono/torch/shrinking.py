@@ -26,12 +26,12 @@ from .subgroups import GroupCounter, Subgroups
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from unisono.engine.backends.torch_store import EngineStore
     from unisono.engine.group.departure import Departure
     from unisono.engine.group.native import NativeGroup
 
     from .cuda import CudaGroup
     from .hooks import AbortHooks
-    from .store import EngineStore
 
 __all__ = ["Shrinkable"]
 

@@ -69,10 +69,10 @@ class ExternalGroup(Group):
     # An object is one message where the library has a matched probe. Otherwise it is two, its length and its
     # bytes: threads that exchange objects with one rank and tag take turns.
 
-    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None:
+    def _send_encoded(self, encoded: bytes, dst: int, tag: int, timeout: Seconds) -> None:
         planner = self._planner
         parts = (
-            [encoded] if planner.driver.matched_probe else [objects.lengths([_OBJECT, encoded.size]), encoded]
+            [encoded] if planner.driver.matched_probe else [objects.lengths([_OBJECT, len(encoded)]), encoded]
         )
         works = [checked(planner, "send_object", part, dst, tag, timeout, receiving=False) for part in parts]
         place = False, planner.member("send_object", dst), tag

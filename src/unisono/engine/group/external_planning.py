@@ -53,6 +53,10 @@ class ExternalPlanner(Planner[LibraryDriver]):
         """Raises NotSupported: the library does not encode values."""
         self.refuse(*_NO_CODES)
 
+    def reason(self, call: CallArguments, nbytes: int, algorithm: str) -> str:  # noqa: ARG002
+        """See `Planner.reason`."""
+        return "the library chooses"
+
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> NoReturn:  # noqa: ARG002
         """Raises NotSupported."""
         self.refuse("choice()", "the library does not say which algorithm it takes")
@@ -191,9 +195,15 @@ class ExternalPlanner(Planner[LibraryDriver]):
     def message(self, transfer: MessageArguments) -> ExternalMessageWork:
         """See `Planner.message`."""
         self.refuse_message(transfer.rank, transfer.tag, transfer.timeout)
+        if transfer.synchronous:
+            self.refuse("synchronous=True", "its sends do not say whether they were received")
         extent = transfer.address, transfer.numel
         (array,) = self._flat([extent], DTYPES[transfer.dtype], transfer.keep)
         return ExternalMessageWork(self, transfer, array)
+
+    def sized_message(self, name: str, *_: Any) -> NoReturn:
+        """Raises NotSupported."""
+        self.refuse(f"{name}()", "its receives know their size")
 
     def refuse_message(self, rank: int, tag: int, timeout: Seconds) -> None:
         """Raises NotSupported: the library has no such message.  ValueError, TypeError: wrong timeout."""

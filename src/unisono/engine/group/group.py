@@ -12,6 +12,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
@@ -107,10 +108,11 @@ class Group(_native.GroupBase):
         hosts: tuple[str, ...],
         members: tuple[int, ...] | None,
         rendezvous: Rendezvous | None,
+        original: Group | None = None,
     ) -> None:
         """engine: which repeats calls; None: none does.  hosts: the name of each rank's.  rendezvous: to
-        end."""
-        super().__init__(planner, engine, planner.timeout_s)
+        end.  original: the group of which it is a duplicate."""
+        super().__init__(planner, engine, planner.timeout_s, planner.context, original)
         self._planner = planner
         self._hosts = hosts
         self._members = tuple(range(planner.size)) if members is None else members
@@ -581,13 +583,28 @@ class Group(_native.GroupBase):
     # ---- messages: two ranks call them; they may overlap any collective -----------------------------
 
     def send(
-        self, x: Any, dst: int, tag: int = 0, *, codec: CodecName = None, timeout: Seconds = None
+        self,
+        x: Any,
+        dst: int,
+        tag: int = 0,
+        *,
+        codec: CodecName = None,
+        synchronous: bool = False,
+        timeout: Seconds = None,
     ) -> None:
         """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet.
 
-        codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
+        A NumPy array whose elements do not lie one behind another is packed, in the order of its indices.
+
+        Args:
+            codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
+            synchronous: return only when a receive has matched the message, as MPI_Ssend does.
         """
-        if codec is not None:
+        if synchronous:
+            if codec is not None:
+                raise ValueError("send: codec= and synchronous=True exclude each other")
+            run(self._planner, timeout, self._synchronous("send", x, dst, tag, timeout))
+        elif codec is not None:
             _codec_messages().transfer_encoded(self._planner, "send", x, dst, tag, timeout, codec)
         elif self._send(x, dst, tag, timeout) is None:
             work = checked(self._planner, "send", x, dst, tag, timeout, receiving=False)
@@ -625,10 +642,20 @@ class Group(_native.GroupBase):
         run(self._planner, timeout, work)
         return work.receive_status()
 
-    def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
-        """Begin to send `x`. Do not change `x` until the work is done."""
+    def isend(
+        self, x: Any, dst: int, tag: int = 0, *, synchronous: bool = False, timeout: Seconds = None
+    ) -> MessageWork:
+        """Begin to send `x`. Do not change `x` until the work is done.
+
+        synchronous: the work is done only when a receive has matched the message.
+        """
+        if synchronous:
+            return begin(self._synchronous("isend", x, dst, tag, timeout))
         work: MessageWork | None = self._isend(x, dst, tag, timeout)
         return work or begin(checked(self._planner, "isend", x, dst, tag, timeout, receiving=False))
+
+    def _synchronous(self, name: str, x: Any, dst: int, tag: int, timeout: Seconds) -> MessageWork:
+        return checked(self._planner, name, x, dst, tag, timeout, receiving=False, synchronous=True)
 
     def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
         """Begin to receive into `x`; when done, the work's `status` is what `recv` returns.
@@ -717,18 +744,17 @@ class Group(_native.GroupBase):
         self, obj: Any = None, src: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> Any:
         """The object of rank `src`, on every rank."""
-        if self.rank == self._planner.member("broadcast_object", src):
-            encoded = objects.encode_object("broadcast_object", obj, pickle)
-            with self._object_turn:
-                self._move("broadcast_object", objects.length(encoded), None, src, timeout)
-                self._move("broadcast_object", encoded, None, src, timeout)
-            return obj
-        length = objects.lengths([0])
+        sends = self.rank == self._planner.member("broadcast_object", src)
+        encoded = objects.encode("broadcast_object", obj, pickle) if sends else b""
+        packet = objects.packet(encoded)
         with self._object_turn:
-            self._move("broadcast_object", length, None, src, timeout)
-            encoded = objects.allocate(length[0])
-            self._move("broadcast_object", encoded, None, src, timeout)
-        return objects.decode_object(encoded, pickle=pickle)
+            self._move("broadcast_object", packet, None, src, timeout)
+            nbytes, received = objects.unpacked(packet)
+            if received is None:
+                whole: Any = encoded if sends else objects.allocate(nbytes)
+                self._move("broadcast_object", whole, None, src, timeout)
+                received = whole
+        return obj if sends else objects.decode_object(received, pickle=pickle)
 
     def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Seconds = None) -> list[Any]:
         """The objects of all ranks, in the order of ranks, on every rank."""
@@ -777,7 +803,7 @@ class Group(_native.GroupBase):
         self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> None:
         """Send an object to rank `dst`."""
-        self._send_encoded(objects.encode_object("send_object", obj, pickle), dst, tag, timeout)
+        self._send_encoded(objects.encode("send_object", obj, pickle), dst, tag, timeout)
 
     def recv_object(
         self,
@@ -816,8 +842,36 @@ class Group(_native.GroupBase):
         """
         return self._recv_any(src, tag, timeout)
 
+    def irecv_object(
+        self,
+        src: SupportsIndex | None = None,
+        tag: int = 0,
+        *,
+        pickle: bool = False,
+        timeout: Seconds = None,
+    ) -> MessageWork:
+        """Begin to receive an object; the work's `result()` is the object, its `status` the message's."""
+        decode = partial(objects.decode_object, pickle=pickle)
+        return self._begin_sized("irecv_object", src, tag, timeout, decode)
+
+    def irecv_bytes(
+        self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None
+    ) -> MessageWork:
+        """Begin to receive the next message, whatever its size and dtype, see `recv_bytes`.
+
+        The work's `result()` is the array of its bytes. `work.cancel()` returns False once a message has
+        matched: so a program learns whether one has come, and no other receive gets it.
+        """
+        return self._begin_sized("irecv_bytes", src, tag, timeout, None)
+
+    def _begin_sized(
+        self, name: str, src: SupportsIndex | None, tag: int, timeout: Seconds, decode: Any
+    ) -> MessageWork:
+        rank, tag = addressed(self._planner, name, src, tag, receiving=True)
+        return begin(self._planner.sized_message(name, rank, tag, self._planner.seconds(timeout), decode))
+
     @abstractmethod
-    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
+    def _send_encoded(self, encoded: bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
 
     @abstractmethod
     def _recv_encoded(
@@ -892,6 +946,23 @@ class Group(_native.GroupBase):
         finally:
             self._subgroups = first + len(colors)  # also where making one of them failed
         return mine
+
+    def duplicate(self) -> Group:
+        """A group of the same ranks, whose messages are apart from those of this one. Every rank calls it.
+
+        It needs no connections or threads of its own, and takes about 0.1 ms: both groups share
+        one engine. So the collectives of a group and its duplicates are one sequence, in the same order on
+        every rank; a fault ends all of them; and they end with the original. A tag is at most 524,287.
+        `subgroup` makes a group that depends on nothing.
+
+        Raises:
+            ValueError: 4,095 duplicates are open.  NotSupported: a group of another backend.
+        Example: a library takes group.duplicate(): its receives never get the messages of its caller.
+        """
+        return self._duplicate()
+
+    def _duplicate(self) -> Group:
+        self._refuse_membership("duplicate()")
 
     def _check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
         self._planner.check_open()

@@ -49,6 +49,8 @@ MESSAGES = (
     "send_object",
     "recv_object",
     "recv_bytes",
+    "irecv_object",
+    "irecv_bytes",
 )
 OBJECT_BYTES = 256
 """Of an object, whose size is not noted."""
@@ -243,7 +245,7 @@ def _message(
     source = given.get("src")
     if kind == "send":
         peer = members[int(given["dst"])]
-    elif name in ("irecv", "_irecv_whole"):
+    elif name.lstrip("_").startswith("irecv"):
         recorder.incoming[id(result)] = key, -1 if source is None else members[int(source)]
         return {"name": "none", "group": key}
     elif source is None:
