@@ -183,6 +183,16 @@ class Receive(Transfer):
             raise truncated(self.source, self.tag, sent, self.nbytes)
 
 
+class WholeReceive(Receive):
+    """A receive of a collective, whose ranks agree on the number of bytes."""
+
+    def _use(self, work: Any) -> None:
+        super()._use(work)
+        if self.nbytes < self._capacity:
+            text = f"rank {self.source} has sent {self.nbytes} bytes, this rank expects {self._capacity}"
+            raise Exception(constants.ERR_TRUNCATE, f"the ranks' counts or types differ: {text}")
+
+
 class BlockReceive(Receive):
     """A receive into items of any type. room: the memory that gets their bytes side by side."""
 
