@@ -70,6 +70,7 @@ from unisono.mpi.errors import (
     Remove_error_code,
     Remove_error_string,
 )
+from unisono.mpi.general_request import Grequest
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
@@ -89,7 +90,7 @@ from unisono.mpi.reflection import (
     _typecode,
     _typedict,
 )
-from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
+from unisono.mpi.request import REQUEST_NULL, Prequest, Request
 from unisono.mpi.runtime_config import rc
 from unisono.mpi.session import SESSION_NULL, Session
 from unisono.mpi.status import Status
