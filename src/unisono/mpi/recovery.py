@@ -40,8 +40,6 @@ class Recovery:
 
     def Iagree(self, flag: Any) -> Request:
         """See `Agree`; the result is left in the buffer."""
-        if isinstance(flag, int):
-            raise ValueError("flag: expected a buffer of one int")
         raw = bytes_of(flag, writable=True)[0]
         if raw.size != np.dtype(np.int32).itemsize:
             raise ValueError(f"flag: {raw.size} bytes, expected those of one int")

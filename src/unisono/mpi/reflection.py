@@ -22,7 +22,7 @@ def _typecode(datatype: Datatype) -> str | None:
 def _typealign(datatype: Datatype) -> int | None:
     """The alignment of a named type, or None."""
     state = datatype._state
-    return state.layout.align if state is not None and state.code is not None else None
+    return state.layout.align if state is not None and not state.types else None
 
 
 def _sizeof(arg: Any) -> int:
