@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi import constants, schedules
-from unisono.mpi.buffers import IN_PLACE, in_place
+from unisono.mpi.buffers import in_place
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
@@ -63,7 +63,21 @@ class Collectives:
 
     def _gather(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
         """Gather blocks of one size on the root."""
-        return self._gather_by(lane, sendbuf, recvbuf, root, equal)
+        root = check_root(root, lane.size)
+        blocks = equal(recvbuf, lane.size, writable=True) if lane.rank == root else None
+        mine = None if blocks is not None and in_place(sendbuf) else simple(sendbuf, writable=False)
+        schedule = schedules.gather(lane, mine, blocks, root)
+        own = mine if mine is not None else blocks[root]  # type: ignore[index]
+        if own.nbytes == 0 or (blocks is not None and blocks[root].nbytes != own.nbytes):
+            return Plan(schedule)
+        target = None if blocks is None else _side_by_side(blocks)
+        room = None if target is None else target.room()
+        packed = own.pack()
+        return Plan(
+            schedule,
+            lambda group, later: group.gather(packed, room, root, async_op=later),
+            None if target is None or target.dense else lambda: target.fill(room),
+        )
 
     def _gatherv(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
         """Gather blocks of any sizes on the root."""
@@ -80,7 +94,20 @@ class Collectives:
 
     def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
         """Give every rank a block of the root, of one size."""
-        return self._scatter_by(lane, sendbuf, recvbuf, root, equal)
+        root = check_root(root, lane.size)
+        blocks = equal(sendbuf, lane.size, writable=False) if lane.rank == root else None
+        mine = None if blocks is not None and in_place(recvbuf) else simple(recvbuf, writable=True)
+        schedule = schedules.scatter(lane, blocks, mine, root)
+        nbytes = blocks[root].nbytes if mine is None else mine.nbytes  # type: ignore[index]
+        if nbytes == 0 or (blocks is not None and blocks[root].nbytes != nbytes):
+            return Plan(schedule)
+        packed = None if blocks is None else _side_by_side(blocks).pack()
+        room = np.empty(nbytes, np.uint8) if mine is None else mine.room()
+        return Plan(
+            schedule,
+            lambda group, later: group.scatter(room, packed, root, async_op=later),
+            None if mine is None or mine.dense else lambda: mine.fill(room),
+        )
 
     def _scatterv(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
         """Give every rank a block of the root, of any sizes."""
@@ -329,59 +356,3 @@ SHARED = {
 """The collectives that intercommunicators have, too."""
 forms(Collectives, SHARED)
 forms(Prefixes, {"_scan": "Scan", "_exscan": "Exscan"})
-
-
-# ---- the fast path of blocking calls of plain arrays
-
-
-class FastCollectives(Collectives):
-    """The same, but a call of plain arrays goes to the engine at once."""
-
-    def Barrier(self) -> None:
-        """Wait until every rank has called it."""
-        group = None if self._state is None else self._state.fast_group()
-        if group is None:
-            super().Barrier()
-        else:
-            group.barrier()
-
-    def Bcast(self, buf: Any, root: int = 0) -> None:
-        """Copy the items of the root to every rank."""
-        state = self._state
-        plain = type(buf) is np.ndarray and buf.flags.c_contiguous and buf.size and state is not None
-        if plain and 0 <= root < state.size and (buf.flags.writeable or root == state.rank):
-            group = state.fast_group() if buf.dtype.char in _PLAIN else None
-            if group is not None:
-                group.broadcast(buf.reshape(-1).view(np.uint8), root)
-                return
-        super().Bcast(buf, root)
-
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
-        """Reduce to every rank."""
-        state = self._state
-        if (
-            type(recvbuf) is np.ndarray
-            and (type(sendbuf) is np.ndarray or sendbuf is IN_PLACE)
-            and state is not None
-            and op._state is not None
-            and op._state.engine is not None
-            and recvbuf.dtype.char in _PLAIN
-            and recvbuf.flags.carray
-            and recvbuf.size
-        ):
-            alike = sendbuf is IN_PLACE or (
-                sendbuf.dtype == recvbuf.dtype
-                and sendbuf.size == recvbuf.size
-                and sendbuf.flags.c_contiguous
-                and recvbuf.dtype.kind in op._state.kinds
-            )
-            group = state.fast_group() if alike and recvbuf.dtype.kind in op._state.kinds else None
-            if group is not None:
-                if sendbuf is not IN_PLACE:
-                    recvbuf.reshape(-1)[:] = sendbuf.reshape(-1)
-                group.all_reduce(recvbuf, op._state.engine)
-                return
-        super().Allreduce(sendbuf, recvbuf, op)
-
-
-_PLAIN = "bBhilqfd"

@@ -7,11 +7,12 @@ from typing import Any, NoReturn
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.byte_memory import HasBuffer
-from unisono.mpi.collectives import FastCollectives, Prefixes
+from unisono.mpi.collectives import Prefixes
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.context import agree
 from unisono.mpi.ending import abort
 from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
+from unisono.mpi.fast_collectives import FastCollectives
 from unisono.mpi.group import Group, Members
 from unisono.mpi.handle import Handle
 from unisono.mpi.info import Info

@@ -87,6 +87,15 @@ class PointToPoint:
         status: Status | None = None,
     ) -> None:
         """Send and receive."""
+        state = self._state
+        plain = type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and recvbuf.flags.carray
+        if plain and state is not None and PROC_NULL not in (dest, source) and not moving():  # the fast path
+            origin(state, source, recvtag)
+            work = state.messages.quick._isend(sendbuf, *destination(state, dest, sendtag), None)
+            if work is not None:
+                self.Recv(recvbuf, source, recvtag, status)
+                work.wait()
+                return
         operation = self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag)
         operation.block()
         fill_status(status, operation)
