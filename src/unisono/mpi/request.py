@@ -138,7 +138,11 @@ class Request(Handle):
     @classmethod
     def Waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
         """Wait for all. Returns True."""
-        cls.waitall(requests, statuses)
+        if statuses is not None:
+            cls.waitall(requests, statuses)
+            return True
+        for one in requests:
+            one.Wait()
         return True
 
     @classmethod
