@@ -36,7 +36,7 @@ install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PI
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-optimized test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel sdist docs figures clean
+.PHONY: help demo test test-fast test-optimized test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-gpu-programs test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -128,6 +128,11 @@ test-clients: $(VENV)/.installed  ## Accelerate, Lightning, DeepSpeed, Ray Train
 	test -d $(CLIENTS) || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/pip install --progress-bar off -r tests/clients/requirements.txt; }
 	PYTHONPATH=$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 	  $(BIN)/python tests/clients/run_clients.py $(ARGS)
+
+test-gpu-programs: $(VENV)/.installed  ## Lightning, Accelerate, timm, torchvision ... unchanged on 2, 4, 8 virtual GPUs (ARGS="timm --gpus 2")
+	test -d $(CLIENTS)-gpu || { $(PYTHON) -m venv $(CLIENTS)-gpu && $(CLIENTS)-gpu/bin/pip install --progress-bar off -r tests/clients/gpu-requirements.txt; }
+	PYTHONPATH=$$($(CLIENTS)-gpu/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  $(BIN)/python tests/clients/run_gpu_programs.py $(ARGS)
 
 check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(call say,"format and lint")

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-SIZES = (8, 1024, 32 << 10, 256 << 10, 1 << 20, 4 << 20)
+SIZES = "8,1024,32768,262144,1048576,4194304"
 OBJECT = {"a": 1, "b": [1, 2, 3]}
 ROWS, COLUMNS = 256, 256  # of the halo exchange: float64, one ghost cell on each side
-WINDOW = 64
+WINDOW, WINDOWS = 64, 12
 
 
 class UnisonoCalls:
@@ -79,9 +79,9 @@ class Mpi4pyCalls:
 
 def measured(calls: Any, run: Callable[[], None], nbytes: int) -> float:
     """Seconds of one run: the fastest window."""
-    count = 200 if nbytes <= 32 << 10 else max(2, (2 << 20) // nbytes)
+    count = 40 if nbytes <= 32 << 10 else max(2, (1 << 20) // nbytes)
     best = float("inf")
-    for window in range(7):
+    for window in range(WINDOWS):
         calls.barrier()
         begin = time.perf_counter()
         for _ in range(count):
@@ -160,12 +160,12 @@ def posted(calls: Any, count: int) -> Callable[[], None]:
     return run
 
 
-def work(library: str) -> None:
+def work(library: str, sizes: str) -> None:
     """A rank: rank 0 prints name -> seconds as JSON."""
     calls = UnisonoCalls() if library == "unisono" else Mpi4pyCalls()
     peer, first = 1 - calls.rank, calls.rank == 0
     found: dict[str, float] = {}
-    for nbytes in SIZES:
+    for nbytes in map(int, sizes.split(",")):
         for name, run in patterns(calls, nbytes).items():
             found[f"{name}, {nbytes} B"] = measured(calls, run, nbytes)
 
@@ -186,9 +186,9 @@ def work(library: str) -> None:
         print(json.dumps(found))
 
 
-def turn(library: str, launcher: list[str], python: str) -> dict[str, float]:
+def turn(library: str, launcher: list[str], python: list[str], sizes: str) -> dict[str, float]:
     """Run both ranks once."""
-    command = [*launcher, python, __file__, "--work", library]
+    command = [*launcher, *python, __file__, "--work", library, "--sizes", sizes]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     line = next(line for line in done.stdout.splitlines() if "{" in line)
@@ -201,20 +201,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--against", type=Path, help="an environment with mpi4py and an mpiexec")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", default=SIZES, help="in bytes")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        work(args.work)
+        work(args.work, args.sizes)
         return
     here = Path(sys.executable).parent
-    sides = {"unisono": ([str(here / "unisono"), "run", "-n", "2"], sys.executable)}
+    sides: dict[str, tuple[list[str], list[str]]] = {
+        "unisono": ([str(here / "unisono"), "run", "-n", "2"], [])
+    }
     if args.against:
         there = args.against / "bin"
-        sides["mpi4py"] = [str(there / "mpiexec"), "-n", "2"], str(there / "python")
+        sides["mpi4py"] = [str(there / "mpiexec"), "-n", "2"], [str(there / "python")]
     best: dict[str, dict[str, float]] = {library: {} for library in sides}
     for _ in range(args.rounds):
         for library, (launcher, python) in sides.items():
-            for name, seconds in turn(library, launcher, python).items():
+            for name, seconds in turn(library, launcher, python, args.sizes).items():
                 best[library][name] = min(seconds, best[library].get(name, seconds))
     print(f"{'us':44s}" + "".join(f"{library:>12s}" for library in sides))
     for name in best["unisono"]:

@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.task import TrainingTask
 
 KIB = 1 << 10
 WORDS, LENGTH = 512, 64

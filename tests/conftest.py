@@ -18,8 +18,10 @@ pytest.register_assert_rewrite(*(each.stem for each in Path(__file__).parent.glo
 
 import failure_reports
 import hosts
+import launching
 import leaks
 import loops
+import ports
 import suite
 
 # Before NumPy and PyTorch are imported: their thread pools would slow ranks down that share two cores,
@@ -57,7 +59,9 @@ TAKE_LONG = (
     "test_parallel_graph.py",
 )  # fmt: skip
 # Their tests run in one worker: each starts a Python for 1, 2 and 4 GPUs, which imports PyTorch.
-SHARE_MACHINES = ("test_bugs.py", "test_losses.py", "test_plans.py", "test_virtual.py", "test_determinism.py")
+SHARE_MACHINES = (
+    "test_bugs.py", "test_losses.py", "test_mistakes.py", "test_names.py", "test_plans.py", "test_virtual.py",
+)  # fmt: skip
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 
@@ -148,6 +152,26 @@ def spread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     for name, value in loops.SPREADS[request.param].items():
         monkeypatch.setenv(name, value)
     return request.param
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[launching.Launcher]:
+    with launching.launching(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of this host that nobody else gets meanwhile."""
+    with ports.reserved() as found:
+        yield found
+
+
+@pytest.fixture
+def net() -> Iterator[hosts.Network]:
+    """Two hosts."""
+    with hosts.hosts(2) as network:
+        yield network
 
 
 @pytest.fixture(scope="session")

@@ -25,19 +25,18 @@ WHOLE: dict[str, str] = {
     "src/unisono/engine/group/native_planning.py": "a call on its way to the engine, and its error",
     "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
     "src/unisono/parallel/context/attention.py": "attention over ranks: two ways to run one call of it",
-    "src/unisono/parallel/context/runtime.py": "one model: its programs, what they depend on, their runs",
+    "src/unisono/parallel/context/program.py": "one program on positions: its proof, its steps, its run",
     "src/unisono/parallel/context/rules.py": "the rule of each operator, and their table",
-    "src/unisono/parallel/costs/predictor.py": "StepPredictor: what plans share, and what each has alone",
     "src/unisono/parallel/costs/step_time.py": "a step on paper: its schedule, clocks and cores of its ranks",
     "src/unisono/parallel/costs/trace.py": "a trace: its parts, its recording, other rows from two",
     "src/unisono/parallel/elastic/transactions.py": "a call, a loss in it, the agreement",
-    "src/unisono/parallel/pipeline/program_stage.py": "a stage of a program: what it has and runs",
     "src/unisono/parallel/pipeline/schedule.py": "schedules: the order of actions, its proof, its times",
     "src/unisono/parallel/pipeline/runtime.py": "one rank's step: its actions and their messages",
     "src/unisono/parallel/batches.py": "what ranks get of a loader's batches, and their data compared",
     "src/unisono/parallel/checkpoint.py": "a checkpoint: what is in it, its folder, what another plan reads",
     "src/unisono/parallel/loss_weights.py": "what counts in a loss: of micro-batches, ranks, several calls",
     "src/unisono/parallel/model_buffers.py": "buffers over the data ranks, and BatchNorm, which moves some",
+    "src/unisono/parallel/programs.py": "the programs of one model: what is proved of them, and recorded",
     "src/unisono/parallel/program_state.py": "the key of a program: settings, and what methods read",
     "src/unisono/parallel/tensor_parallel.py": "modules that run on their part, and the check of their calls",
     "src/unisono/parallel/plan.py": "Plan: every setting, and which of them go together",
@@ -53,11 +52,9 @@ WHOLE: dict[str, str] = {
     "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
     "tests/torch/model_fuzz/operators.py": "the operators of random programs, and their tables",
     "src/unisono/planner/hardware.py": "accelerators and hosts as data: what they have, and their files",
-    "src/unisono/planner/memory.py": "memory of a rank: of layers, of states, and bounds",
     "src/unisono/planner/operator_costs.py": "what operators take, by class, and its sources",
     "src/unisono/planner/planner.py": "un.plan: what is asked, how it is found, what is answered",
     "src/unisono/planner/search.py": "one search: the tree of plans, its bounds, neighbours",
-    "src/unisono/planner/step_time.py": "the time of a step: layers, pipeline, copies, swapping",
     "src/unisono/planner/training_plan.py": "a job and its plans: every field, and what speaks against one",
     "src/unisono/plans/proof.py": "the proof of a plan: one symbolic run, and what must hold at its end",
     "src/unisono/commands/launch/failures.py": "the failures of a job: read, ordered, reported once",
@@ -68,10 +65,10 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_350,
-    ("src/unisono/planner",): 5_800,
+    ("src/unisono/parallel",): 35_060,
+    ("src/unisono/planner",): 5_674,
     ("src", "csrc"): 118_700,
-    ("tests",): 77_100,
+    ("tests",): 77_400,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -43,7 +43,8 @@ BACKEND = ("scikit-build-core>=0.11", "nanobind>=2.7", "typing_extensions")
 
 # The files that a wheel may contain; needed() lists those that it must contain.
 ALLOWED = re.compile(
-    r"unisono/(.+\.(pyi?|html|toml)|py\.typed|_native\.[\w.-]+\.so|virtual/csrc/\w+\.[ch]pp)|unisono-[^/]+\.dist-info/.+"
+    r"unisono/(.+\.(pyi?|html|toml)|py\.typed|_native\.[\w.-]+\.so|virtual/csrc/\w+\.[ch]pp"
+    r"|virtual/programs/nvidia-smi|virtual/site/\w+\.pth)|unisono_virtual_gpus\.pth|unisono-[^/]+\.dist-info/.+"
 )
 
 # Zig writes x86-64-v3 as x86_64_v3, makes -O2 of -O3, and keeps frame pointers.
@@ -217,7 +218,7 @@ def needed() -> set[str]:
     """Return what each wheel has to have: the package, data among it, and the sources of virtual GPUs."""
     package = {name.removeprefix("src/") for name in tracked("src/unisono")}
     sources = {f"unisono/virtual/csrc/{Path(name).name}" for name in tracked("csrc/virtual/*pp")}
-    return {"unisono/_native.pyi"} | package | sources
+    return {"unisono/_native.pyi", "unisono_virtual_gpus.pth"} | package | sources
 
 
 def check(wheel: Path) -> Iterator[str]:

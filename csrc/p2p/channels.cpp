@@ -1,22 +1,10 @@
 #include "p2p/channels.hpp"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <new>
 
 namespace unisono {
-namespace {
-
-// How often the background thread looks whether callers are away, and how often while there are no requests
-// before it sleeps.
-constexpr auto kLookInterval = std::chrono::microseconds(50);
-constexpr auto kIdleInterval = std::chrono::microseconds(1000);
-constexpr int kIdleLooks = 20;
-
-}  // namespace
 
 Channels::Channels(GroupState& group, const PeerProcesses& peers, int rank, WaitPolicy wait_policy,
                    WaitPolicy background, FileDescriptors sockets, ControlPlane* control)
@@ -54,8 +42,8 @@ void Channels::finish(Request& request, FaultKind fault) {
   if (request.sending && --open_sends_ == 0) sent_from_ = {};
 }
 
-// Wakes the other threads of this rank that may wait for a request that has ended since. waiting_here: whether
-// this thread is one of those that wait.
+// Wakes the other threads of this rank that may wait for a request that has ended since. waiting_here:
+// whether this thread is one of those that wait.
 void Channels::wake_others(uint64_t ended, int waiting_here) {
   if (ended_ != ended && waiting_callers_.load(std::memory_order_seq_cst) > waiting_here) streams_.wake();
 }
@@ -154,7 +142,8 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
 // Gives the first matching unexpected message to the receive, also one that is arriving or waits in its
 // sender. False: there is none.
 bool Channels::deliver_unexpected(Request& receive) {
-  for (MessageLink* link = kept_.first(receive.peer, receive.tag); link != nullptr; link = kept_.after(*link)) {
+  for (MessageLink* link = kept_.first(receive.peer, receive.tag); link != nullptr;
+       link = kept_.after(*link)) {
     UnexpectedMessage& message = *link->entry;
     if (held_ > 0 && first_match(message.peer, message.header.tag) != &receive) continue;
     std::shared_ptr<Request> request = take_receive(receive);
@@ -260,13 +249,6 @@ std::unique_lock<std::mutex> Channels::locked(ReleasableLock& caller_lock) {
   return lock;
 }
 
-void Channels::detach(ReleasableLock& caller_lock) {
-  const std::unique_lock lock = locked(caller_lock);
-  if (idle() || stopping_) return;
-  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
-  if (asleep_) request_posted_.notify_one();
-}
-
 FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
                          const std::function<bool()>* interrupt, ReleasableLock& caller_lock) {
   const WaitingCaller waits(waiting_callers_);
@@ -358,91 +340,7 @@ void Channels::fail_all(FaultKind fault) {
   streams_.wake();
 }
 
-// ---- the background thread -------------------------------------------------------------------------
-
-// Sleeps until there are requests that no caller moves, or one is late. False: the end.
-//
-// Callers do not wake it: waking a thread takes longer than most messages. It looks in short intervals whether
-// callers have done something since.
-bool Channels::callers_are_away(std::unique_lock<std::mutex>& lock) {
-  for (int idle_looks = 0; !stopping_;) {
-    if (idle() && idle_looks++ == kIdleLooks) {
-      asleep_ = true;
-      request_posted_.wait(lock, [&] { return stopping_ || !idle(); });
-      asleep_ = false;
-      idle_looks = 0;
-    }
-    const uint64_t seen = caller_epoch_;
-    request_posted_.wait_for(lock, idle() ? kIdleInterval : kLookInterval, [&] { return stopping_; });
-    if (idle()) continue;
-    idle_looks = 0;
-    const bool away = caller_epoch_ == seen && waiting_callers_.load(std::memory_order_relaxed) == 0;
-    if (away || now_ns() >= next_deadline_) return !stopping_;
-  }
-  return false;
-}
-
-// The open request with the earliest deadline bounds the wait; a Timeout names its peer.
-void Channels::begin_wait(Waiter& waiter, int& awaited) {
-  next_deadline_ = INT64_MAX;
-  awaited = kAnyRank;
-  const auto take_earlier = [&](const Request& request) {
-    if (request.deadline >= next_deadline_) return;
-    next_deadline_ = request.deadline;
-    awaited = request.peer;
-  };
-  each_send([&](const auto& request) { take_earlier(*request); });
-  for (const UnexpectedMessage& message : unexpected_)
-    for (const auto& request : {message.request, message.sender})
-      if (request) take_earlier(*request);
-  for (const auto& request : receives_) take_earlier(*request);
-  for (const IncomingMessage& incoming : incoming_)
-    if (incoming.request) take_earlier(*incoming.request);
-  waiter.begin(0, 0, next_deadline_);
-}
-
-// Moves the messages while callers are away. Throws a Fault.
-void Channels::serve_while_away(Waiter& waiting) {
-  std::unique_lock lock(mutex_);
-  const uint64_t callers = caller_epoch_;
-  const auto away = [&] {
-    return !stopping_ && !idle() && caller_epoch_ == callers &&
-           waiting_callers_.load(std::memory_order_relaxed) == 0;
-  };
-  do {
-    int awaited;
-    begin_wait(waiting, awaited);
-    lock.unlock();
-    waiting.until(awaited, [&] {
-      const std::lock_guard progressing(mutex_);
-      const uint64_t ended = ended_;
-      progress();
-      wake_others(ended, 0);
-      return ended_ != ended || !away();
-    });
-    lock.lock();
-  } while (away());
-}
-
-void Channels::serve() {
-  prctl(PR_SET_TIMERSLACK, 1000UL);
-  Waiter waiting = waiter(background_wait_policy_);
-  waiting.expect_own_messages();
-  std::unique_lock lock(mutex_);
-  while (callers_are_away(lock)) {
-    lock.unlock();
-    FaultKind fault = FaultKind::kNone;
-    try {
-      serve_while_away(waiting);
-    } catch (const Fault& thrown) {
-      fault = thrown.kind;
-    } catch (const std::bad_alloc&) {
-      fault = out_of_memory(waiting);
-    }
-    lock.lock();
-    if (fault != FaultKind::kNone) fail_all(fault);
-  }
-}
+// ---- the end ----------------------------------------------------------------------------------------
 
 void Channels::leave(bool forked) {
   if (forked) {

@@ -6,9 +6,9 @@
 // each sender; others wait there.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
-#include <array>
 #include <deque>
 #include <functional>
 #include <list>
@@ -52,7 +52,8 @@ inline MessageEnvelope envelope(int source, const MessageHeader& header) {
 
 // Whether a receive from `wanted_peer` with `wanted_tag` matches a message.
 inline bool matches(int wanted_peer, int wanted_tag, int peer, int tag) {
-  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == tag || wanted_tag == any_tag_like(tag));
+  return (wanted_peer == kAnyRank || wanted_peer == peer) &&
+         (wanted_tag == tag || wanted_tag == any_tag_like(tag));
 }
 
 // Counts a thread that waits.
@@ -68,7 +69,7 @@ class WaitingCaller {
 };
 
 // A range of addresses; empty at first.
-struct AddressRange {
+struct SentRange {
   uintptr_t low = UINTPTR_MAX, high = 0;
   void add(const unsigned char* data, uint64_t nbytes) {
     low = std::min(low, reinterpret_cast<uintptr_t>(data));
@@ -152,7 +153,7 @@ class Channels {
     std::shared_ptr<Request> sender{};   // of a synchronous message to this rank itself
     std::shared_ptr<Request> request{};  // the receive that gets it
     // Until one does: its places under the four pairs of source and tag that a receive of it can have.
-    std::array<MatchTable<UnexpectedMessage>::Link, 4> links{};
+    std::array<MatchTable<UnexpectedMessage>::ChainLink, 4> links{};
     std::list<UnexpectedMessage>::iterator place{};
     bool stored() const { return bytes != nullptr; }
     bool waits() const { return number != 0 && !asked; }  // in its sender
@@ -177,11 +178,12 @@ class Channels {
     uint64_t sent_at_once = 0;  // since this rank last looked for what the peer says
   };
 
-  using MessageLink = MatchTable<UnexpectedMessage>::Link;
+  using MessageLink = MatchTable<UnexpectedMessage>::ChainLink;
 
   bool is_running() const { return !stopping_ && !failed_ && !group_.aborted(); }
   void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
-  enum class LargeMessages { kNow, kLater };       // when large messages are allocated and copied
+  // When large messages are copied, and kept where no receive matches them.
+  enum class LargeMessages { kNow, kLater };
   void progress(LargeMessages large = LargeMessages::kNow);
   void push(int peer, LargeMessages large);
   void pull(int peer, LargeMessages large);
@@ -258,7 +260,7 @@ class Channels {
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
   size_t open_sends_ = 0;                                    // sends that are not done
-  AddressRange sent_from_;                                   // contains their memory
+  SentRange sent_from_;                                      // contains their memory
   Receives receives_;                                        // not yet matched, in order
   MatchTable<Request> posted_;                               // these, by source and tag
   uint64_t receives_posted_ = 0;                             // ever
@@ -268,14 +270,14 @@ class Channels {
   std::vector<IncomingMessage> incoming_;
   std::vector<uint64_t> zero_copy_sends_;  // messages sent with zero copy to each rank
   Unexpected unexpected_;
-  MatchTable<UnexpectedMessage> kept_;         // of them, those that no receive gets
-  std::atomic<bool> has_unexpected_{false};    // for callers without the lock
-  std::atomic<int> first_looked_at_{0};        // of the ranks of this host, by a receive from any
-  size_t waiting_offers_ = 0;                  // of them, those that wait in their sender
-  std::vector<Offers> offers_;              // by peer
-  bool may_store_ = false;                  // there may be room for an offer
-  bool has_answers_ = false;                // what has arrived made something to send
-  std::vector<uint64_t> unexpected_bytes_;  // by peer
+  MatchTable<UnexpectedMessage> kept_;       // of them, those that no receive gets
+  std::atomic<bool> has_unexpected_{false};  // for callers without the lock
+  std::atomic<int> first_looked_at_{0};      // of the ranks of this host, by a receive from any
+  size_t waiting_offers_ = 0;                // of them, those that wait in their sender
+  std::vector<Offers> offers_;               // by peer
+  bool may_store_ = false;                   // there may be room for an offer
+  bool has_answers_ = false;                 // what has arrived made something to send
+  std::vector<uint64_t> unexpected_bytes_;   // by peer
   SocketStreams streams_;
   ControlPlane* const control_;
   size_t unfinished_requests_ = 0;                          // requests that are not done

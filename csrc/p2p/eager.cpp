@@ -88,7 +88,8 @@ bool Channels::send_now(int peer, int tag, uint32_t form, const void* data, size
 
 // ---- the receiver ----------------------------------------------------------------------------------
 
-// A rank of this host from which bytes have arrived; -1: there is none. From any rank: each in turn is the first.
+// A rank of this host from which bytes have arrived; -1: there is none. From any rank: each in turn is the
+// first.
 int Channels::arrived_from(int wanted) {
   if (wanted >= 0)
     return wanted != rank_ && group_.on_this_host(wanted) && streams_.has_arrived(wanted) ? wanted : -1;

@@ -134,7 +134,8 @@ void Channels::grant(Unexpected::iterator message) {
 void Channels::store_offers() {
   may_store_ = false;
   for (auto message = unexpected_.begin(); message != unexpected_.end(); ++message) {
-    if (!message->waits() || message->synchronous || !can_store(message->peer, message->header.nbytes)) continue;
+    if (!message->waits() || message->synchronous || !can_store(message->peer, message->header.nbytes))
+      continue;
     store(message->peer, message->header, *message);
     grant(message);
   }

@@ -80,7 +80,8 @@ bool Channels::can_store(int peer, uint64_t nbytes) const {
 
 Channels::Unexpected::iterator Channels::add_unexpected(int peer, const Header& header,
                                                         std::unique_ptr<unsigned char[]> bytes) {
-  const auto message = unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, header, std::move(bytes)});
+  const auto message =
+      unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, header, std::move(bytes)});
   message->place = message;
   auto link = message->links.begin();
   for (const int source : {peer, kAnyRank})
@@ -127,8 +128,12 @@ void Channels::pull(int peer, LargeMessages large) {
   const bool over = group_.aborted() || group_.cell(peer).left.load(std::memory_order_acquire) != 0;
   uint64_t taken = 0;
   while (incoming.arriving || ((over || taken < kTurnBytes) && read_header(peer))) {
-    if (large == LargeMessages::kLater && incoming.header.nbytes >= kLarge) return;
-    if (incoming.unmatched) accept_message(peer);
+    const bool later = large == LargeMessages::kLater && incoming.header.nbytes >= kLarge;
+    if (incoming.unmatched) {
+      if (later && first_match(peer, incoming.header.tag) == nullptr) return;
+      accept_message(peer);
+    }
+    if (later) return;
     const uint64_t before = incoming.moved;
     unsigned char* const target = incoming.request ? incoming.request->data : incoming.message->bytes.get();
     if (incoming.header.zero_copy()) {

@@ -46,7 +46,7 @@ struct Request {
   // Receive, until matched: its place in the order of receives, and among those with its source and tag.
   std::list<std::shared_ptr<Request>>::iterator place;
   uint64_t order = 0;
-  MatchTable<Request>::Link link;
+  MatchTable<Request>::ChainLink link;
   // Receive: sends under way that read its buffer. It is held back until they are done.
   std::vector<std::shared_ptr<Request>> readers;
   std::atomic<bool> seen{false};  // the caller knows that it is done

@@ -1,8 +1,8 @@
 // The tags of messages as they travel. Several groups can share the messages of one engine: a group and its
 // duplicates. Each duplicate has a number, its context, and a message matches receives of its context only.
 //
-// A tag of context 0, the group's own, travels as it is. That of a duplicate travels as a negative number, which
-// holds the context and the tag. The numbers from -1 down are the wildcards of the contexts.
+// A tag of context 0, the group's own, travels as it is. That of a duplicate travels as a negative number,
+// which holds the context and the tag. The numbers from -1 down are the wildcards of the contexts.
 #pragma once
 
 #include <cstdint>

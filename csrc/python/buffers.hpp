@@ -80,7 +80,8 @@ struct CallBuffers {
     if (!seen || (count > 0 && seen->dtype != dtype)) return false;
     if (seen->exported) {
       PyObject* const one = buffer.ptr();  // NumPy's scalars: Python makes numbers of them
-      if (PyFloat_Check(one) || PyComplex_Check(one) || PyLong_Check(one) || is_numpy_scalar(one)) return false;
+      if (PyFloat_Check(one) || PyComplex_Check(one) || PyLong_Check(one) || is_numpy_scalar(one))
+        return false;
       nanobind::object view = view_of(buffer);
       if (!view.is_valid()) return false;
       kept_[kept_count_++] = view.release().ptr();

@@ -247,7 +247,7 @@ class GroupBase {
     nb::object made = make_message_work(planner, alive, std::move(name), message.request(),
                                         BufferReferences{nb::borrow(arguments[0]), {}, message.kept(), {}},
                                         message.timeout_s);
-    MessageWork& work = *nb::inst_ptr<MessageWork>(made);
+    NativeMessageWork& work = *nb::inst_ptr<NativeMessageWork>(made);
     work.outlive_call();
     if (!work.post()) return nb::none();
     if (!work.ended()) work.detach();
@@ -671,9 +671,10 @@ PyMethodDef kMethods[] = {
     method<4, begin_send>("_isend", "As `_send`, but begins to; the work."),
     method<4, begin_receive>("_irecv", "As `_recv`, but begins to; the work."),
     method<4, begin_whole_receive>("_irecv_all", "As `_irecv`; a message has to fill x."),
-    method<4, peek>("_peek",
-                    "Of (None, peer, tag, None): the `Status` of the message that a receive would get, or None: "
-                    "Python has to look."),
+    method<4, peek>(
+        "_peek",
+        "Of (None, peer, tag, None): the `Status` of the message that a receive would get, or None: "
+        "Python has to look."),
     method<4, send_now>("_send_now", "As `_send`; None also if it cannot be sent at once."),
     method<4, receive_now>("_recv_now", "As `_recv`; None also if it has not arrived, or is shorter."),
     method<6, send_and_receive>(

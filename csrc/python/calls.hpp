@@ -158,7 +158,8 @@ class CollectiveWork {
   std::atomic<bool> raised_ = false;
 };
 
-// The line of the innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what it points to.
+// The line of the innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what it points
+// to.
 unisono::CallSite caller_site(nanobind::object& code);
 
 // Raises the ValueError of a message whose memory a receive under way writes to.

@@ -43,8 +43,9 @@ void DroppedMessages::close(bool leak) {
     for (DroppedMessage& one : ended) one.buffers.leak();
 }
 
-MessageWork::MessageWork(nb::object planner, nb::object engine, MessageName name,
-                         std::shared_ptr<Request> request, BufferReferences keep, double timeout_s)
+NativeMessageWork::NativeMessageWork(nb::object planner, nb::object engine, MessageName name,
+                                     std::shared_ptr<Request> request, BufferReferences keep,
+                                     double timeout_s)
     : planner_(std::move(planner)),
       engine_(std::move(engine)),
       name_(std::move(name)),
@@ -52,10 +53,10 @@ MessageWork::MessageWork(nb::object planner, nb::object engine, MessageName name
       keep_(std::move(keep)),
       timeout_s_(timeout_s) {}
 
-MessageWork::MessageWork(nb::object planner, nb::object engine, MessageName name)
+NativeMessageWork::NativeMessageWork(nb::object planner, nb::object engine, MessageName name)
     : planner_(std::move(planner)), engine_(std::move(engine)), name_(std::move(name)), begun_(true) {}
 
-MessageWork::~MessageWork() {
+NativeMessageWork::~NativeMessageWork() {
   if (!request_ || !begun_) return;
   Channels& channels = engine().channels();
   if (request_->done.load(std::memory_order_acquire)) {
@@ -74,38 +75,38 @@ MessageWork::~MessageWork() {
   }
 }
 
-void MessageWork::outlive_call() {
+void NativeMessageWork::outlive_call() {
   site_ = caller_site(code_);
   keep_.hold_storages();
 }
 
-bool MessageWork::post() {
+bool NativeMessageWork::post() {
   engine().check_process();
   GilLock gil;
   begun_ = engine().channels().post(request_, gil);
   return begun_;
 }
 
-void MessageWork::start() {
+void NativeMessageWork::start() {
   if (!post()) refuse_memory(name_.text());
 }
 
-void MessageWork::refuse_shared_memory() const {
+void NativeMessageWork::refuse_shared_memory() const {
   if (engine().channels().receive_buffers().overlap(request_->data, request_->nbytes))
     refuse_memory(name_.text());
 }
 
-void MessageWork::detach() {
+void NativeMessageWork::detach() {
   engine().check_process();
   GilLock gil;
   engine().channels().detach(gil);
 }
 
-bool MessageWork::ended() const {
+bool NativeMessageWork::ended() const {
   return begun_ && (!request_ || request_->done.load(std::memory_order_acquire));
 }
 
-bool MessageWork::done() {
+bool NativeMessageWork::done() {
   if (!ended()) return false;
   if (request_) {
     engine().channels().see(*request_);
@@ -115,7 +116,7 @@ bool MessageWork::done() {
 }
 
 // How it ended; kTimeout when it has not.
-int MessageWork::ended_with(double timeout_s, bool fatal) {
+int NativeMessageWork::ended_with(double timeout_s, bool fatal) {
   if (!request_) return 0;
   Engine& engine = this->engine();
   engine.check_process();
@@ -129,7 +130,7 @@ int MessageWork::ended_with(double timeout_s, bool fatal) {
   });
 }
 
-void MessageWork::wait(nb::handle timeout) {
+void NativeMessageWork::wait(nb::handle timeout) {
   if (!begun_) throw std::runtime_error("this message was never posted");
   const double timeout_s = timeout.is_none() ? kForever : seconds(timeout, kForever, planner_);
   int kind = ended_with(timeout_s, false);
@@ -143,19 +144,19 @@ void MessageWork::wait(nb::handle timeout) {
   raise(call_python(planner_.attr("late"), name_.text(), timeout_s, engine_, site_.text()));
 }
 
-int MessageWork::wait_or_abort(double timeout_s) { return ended_with(timeout_s, true); }
+int NativeMessageWork::wait_or_abort(double timeout_s) { return ended_with(timeout_s, true); }
 
-nb::object MessageWork::failure() {
+nb::object NativeMessageWork::failure() {
   retain_buffers();
   return call_python(planner_.attr("failure"), name_.text(), timeout_s_, engine_, site_.text());
 }
 
-nb::object MessageWork::exception() {
+nb::object NativeMessageWork::exception() {
   if (!done() || ended_with(kForever, false) == 0) return nb::none();
   return failure();
 }
 
-nb::object MessageWork::result() {
+nb::object NativeMessageWork::result() {
   wait(nb::none());
   if (!request_ || !request_->sized || request_->cancelled) return nb::none();
   {
@@ -171,19 +172,19 @@ nb::object MessageWork::result() {
   return made;
 }
 
-nb::object MessageWork::status() {
+nb::object NativeMessageWork::status() {
   if (!request_ || request_->sending || !done() || request_->cancelled ||
       request_->fault.load() != FaultKind::kNone)
     return nb::none();
   return receive_status();
 }
 
-nb::object MessageWork::receive_status() const {
+nb::object NativeMessageWork::receive_status() const {
   if (!request_) return nb::none();
   return nb::cast(Status::of(request_->peer, request_->tag, request_->form, request_->nbytes));
 }
 
-bool MessageWork::cancel() {
+bool NativeMessageWork::cancel() {
   if (!begun_ || !request_) return false;
   Engine& engine = this->engine();
   engine.check_process();
@@ -191,28 +192,28 @@ bool MessageWork::cancel() {
   return engine.channels().cancel(*request_);
 }
 
-bool MessageWork::cancelled() { return request_ && done() && request_->cancelled; }
+bool NativeMessageWork::cancelled() { return request_ && done() && request_->cancelled; }
 
-void MessageWork::retain_buffers() {
+void NativeMessageWork::retain_buffers() {
   BufferReferences kept = taken();
   if (engine().has_open_transfers()) kept.leak();
 }
 
-nb::object MessageWork::text() const {
+nb::object NativeMessageWork::text() const {
   const nb::object group = property_of(planner_, "name"), name = name_.text();
   if (source() < 0)
     return nb::steal(PyUnicode_FromFormat("%U, any rank of group %R", name.ptr(), group.ptr()));
   return nb::steal(PyUnicode_FromFormat("%U, rank %d of group %R", name.ptr(), source(), group.ptr()));
 }
 
-nb::object MessageWork::described(nb::handle self) const {
+nb::object NativeMessageWork::described(nb::handle self) const {
   return call_python(planner_.attr("describe"), self);
 }
 
 namespace {
 
 // Arguments as `MessageArguments`, and the form of the message.
-void make(MessageWork* self, nb::object planner, nb::object engine, nb::object name, int peer, int tag,
+void make(NativeMessageWork* self, nb::object planner, nb::object engine, nb::object name, int peer, int tag,
           uint32_t form, Address data, size_t nbytes, double timeout_s, bool sending, bool exact, bool sized,
           nb::object keep, nb::object decode, bool synchronous) {
   const Engine& of = *nb::inst_ptr<Engine>(engine);
@@ -231,9 +232,8 @@ void make(MessageWork* self, nb::object planner, nb::object engine, nb::object n
   request->data = reinterpret_cast<unsigned char*>(data);
   request->nbytes = nbytes;
   request->deadline = deadline_after(timeout_s);
-  new (self) MessageWork(std::move(planner), std::move(engine), {std::move(name), plain_tag(tag)},
-                         std::move(request),
-                         {std::move(keep), {}, {}, {}}, timeout_s);
+  new (self) NativeMessageWork(std::move(planner), std::move(engine), {std::move(name), plain_tag(tag)},
+                               std::move(request), {std::move(keep), {}, {}, {}}, timeout_s);
   if (!decode.is_none()) self->set_decode(std::move(decode));
 }
 
@@ -244,44 +244,46 @@ void bind_message_works(nb::module_& m) {
                               "The buffers of messages under way whose works Python has dropped.")
       .def(nb::init<>())
       .def("close", &DroppedMessages::close, nb::arg("leak"),
-           "Call when no thread moves bytes of these buffers any more. leak: a stopped rank may still write to "
+           "Call when no thread moves bytes of these buffers any more. leak: a stopped rank may still write "
+           "to "
            "them.");
   m.attr("ANY_FORM") = kAnyForm;
-  nb::class_<MessageWork>(m, "MessageWork", "A send or a receive by the engine; see `Work`.")
-      .def("__init__", &make, nb::arg("planner"), nb::arg("engine"), nb::arg("name"), nb::arg("peer"),
-           nb::arg("tag"), nb::arg("form"), nb::arg("data"), nb::arg("nbytes"), nb::arg("timeout_s"),
-           nb::arg("sending"), nb::arg("exact") = false, nb::arg("sized") = false,
-           nb::arg("keep").none() = nb::none(), nb::arg("decode").none() = nb::none(),
-           nb::arg("synchronous") = false,
-           "sized: the message may have any size; `result` returns its bytes, or what `decode` makes of them.")
-      .def("outlive_call", &MessageWork::outlive_call,
+  nb::class_<NativeMessageWork>(m, "NativeMessageWork", "A send or a receive by the engine; see `Work`.")
+      .def(
+          "__init__", &make, nb::arg("planner"), nb::arg("engine"), nb::arg("name"), nb::arg("peer"),
+          nb::arg("tag"), nb::arg("form"), nb::arg("data"), nb::arg("nbytes"), nb::arg("timeout_s"),
+          nb::arg("sending"), nb::arg("exact") = false, nb::arg("sized") = false,
+          nb::arg("keep").none() = nb::none(), nb::arg("decode").none() = nb::none(),
+          nb::arg("synchronous") = false,
+          "sized: the message may have any size; `result` returns its bytes, or what `decode` makes of them.")
+      .def("outlive_call", &NativeMessageWork::outlive_call,
            "Notes the caller's line, and keeps the memory of tensors where it is. Call before `start`.")
-      .def("start", &MessageWork::start, "See `MessageWork.start`.")
-      .def("refuse_shared_memory", &MessageWork::refuse_shared_memory,
+      .def("start", &NativeMessageWork::start, "See `MessageWork.start`.")
+      .def("refuse_shared_memory", &NativeMessageWork::refuse_shared_memory,
            "See `MessageWork.refuse_shared_memory`.")
-      .def("detach", &MessageWork::detach, "See `MessageWork.detach`.")
-      .def("ended", &MessageWork::ended, "`done`, where it is not the caller that asks.")
-      .def("done", &MessageWork::done, "Whether it has ended, with or without an error.")
-      .def("wait", &MessageWork::wait, nb::arg("timeout").none() = nb::none(),
+      .def("detach", &NativeMessageWork::detach, "See `MessageWork.detach`.")
+      .def("ended", &NativeMessageWork::ended, "`done`, where it is not the caller that asks.")
+      .def("done", &NativeMessageWork::done, "Whether it has ended, with or without an error.")
+      .def("wait", &NativeMessageWork::wait, nb::arg("timeout").none() = nb::none(),
            "Wait until it has ended, and raise its error; see `Work.wait`.")
-      .def("wait_or_abort", &MessageWork::wait_or_abort, nb::arg("timeout_s"),
+      .def("wait_or_abort", &NativeMessageWork::wait_or_abort, nb::arg("timeout_s"),
            "See `MessageWork.wait_or_abort`.")
-      .def("failure", &MessageWork::failure, nb::sig("def failure(self) -> BaseException"),
+      .def("failure", &NativeMessageWork::failure, nb::sig("def failure(self) -> BaseException"),
            "The error of the operation.")
-      .def("exception", &MessageWork::exception, nb::sig("def exception(self) -> BaseException | None"),
+      .def("exception", &NativeMessageWork::exception, nb::sig("def exception(self) -> BaseException | None"),
            "Its error; None if it has none or is still under way.")
-      .def("result", &MessageWork::result, nb::sig("def result(self) -> typing.Any"),
+      .def("result", &NativeMessageWork::result, nb::sig("def result(self) -> typing.Any"),
            "Wait; then return the received bytes or object, or None if the caller gave a buffer.")
-      .def_prop_ro("status", &MessageWork::status, nb::sig("def status(self) -> Status | None"),
+      .def_prop_ro("status", &NativeMessageWork::status, nb::sig("def status(self) -> Status | None"),
                    "See `Work.status`.")
-      .def("receive_status", &MessageWork::receive_status, nb::sig("def receive_status(self) -> Status"),
-           "The status of a receive whose wait has returned.")
-      .def("cancel", &MessageWork::cancel, "See `Work.cancel`.")
-      .def_prop_ro("cancelled", &MessageWork::cancelled, "See `Work.cancelled`.")
-      .def_prop_ro("source", &MessageWork::source,
+      .def("receive_status", &NativeMessageWork::receive_status,
+           nb::sig("def receive_status(self) -> Status"), "The status of a receive whose wait has returned.")
+      .def("cancel", &NativeMessageWork::cancel, "See `Work.cancel`.")
+      .def_prop_ro("cancelled", &NativeMessageWork::cancelled, "See `Work.cancelled`.")
+      .def_prop_ro("source", &NativeMessageWork::source,
                    "The rank that sent the received message; meaningful only when done.")
-      .def("retain_buffers", &MessageWork::retain_buffers,
+      .def("retain_buffers", &NativeMessageWork::retain_buffers,
            "After its end: keep its buffers for ever if a stopped rank may still write to them.")
-      .def("_what", &MessageWork::text, "The operation, for messages.")
-      .def("__repr__", [](const MessageWork& self) { return nb::str(self.described(nb::find(self))); });
+      .def("_what", &NativeMessageWork::text, "The operation, for messages.")
+      .def("__repr__", [](const NativeMessageWork& self) { return nb::str(self.described(nb::find(self))); });
 }

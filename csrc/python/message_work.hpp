@@ -35,15 +35,15 @@ struct MessageName {
 };
 
 // It is made before it is posted: so the caller can check several, and then post all.
-class MessageWork {
+class NativeMessageWork {
  public:
-  MessageWork(nanobind::object planner, nanobind::object engine, MessageName name,
-              std::shared_ptr<unisono::Request> request, BufferReferences keep, double timeout_s);
+  NativeMessageWork(nanobind::object planner, nanobind::object engine, MessageName name,
+                    std::shared_ptr<unisono::Request> request, BufferReferences keep, double timeout_s);
   // One that was sent at once.
-  MessageWork(nanobind::object planner, nanobind::object engine, MessageName name);
-  MessageWork(const MessageWork&) = delete;
-  MessageWork& operator=(const MessageWork&) = delete;
-  ~MessageWork();
+  NativeMessageWork(nanobind::object planner, nanobind::object engine, MessageName name);
+  NativeMessageWork(const NativeMessageWork&) = delete;
+  NativeMessageWork& operator=(const NativeMessageWork&) = delete;
+  ~NativeMessageWork();
 
   // Notes the caller's line, and keeps the memory of tensors where it is: it outlives the call that posts it.
   void outlive_call();
@@ -91,9 +91,9 @@ class MessageWork {
 // A new work of Python's, not yet posted.
 template <class... Arguments>
 nanobind::object make_message_work(Arguments&&... arguments) {
-  static const nanobind::handle type = nanobind::type<MessageWork>();
+  static const nanobind::handle type = nanobind::type<NativeMessageWork>();
   nanobind::object made = nanobind::inst_alloc(type);
-  new (nanobind::inst_ptr<MessageWork>(made)) MessageWork(std::forward<Arguments>(arguments)...);
+  new (nanobind::inst_ptr<NativeMessageWork>(made)) NativeMessageWork(std::forward<Arguments>(arguments)...);
   nanobind::inst_mark_ready(made);
   return made;
 }

@@ -8,8 +8,8 @@
 #include "python/buffers.hpp"
 #include "python/status.hpp"
 
-// The bytes of a received message, writable: objects that are made of them may share their memory. `as_array`:
-// always a NumPy array.
+// The bytes of a received message, writable: objects that are made of them may share their memory.
+// `as_array`: always a NumPy array.
 nanobind::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes, bool as_array);
 
 // What a message is for its caller: the elements of an array, an object, or the bytes of either.
@@ -18,8 +18,8 @@ enum class MessageContents { kArray, kObject, kBytes };
 class MessageCall {
  public:
   // exact: a message shorter than the buffer is refused.
-  MessageCall(bool sending, MessageContents contents, bool exact, double timeout_s,
-              int context, const char* name = nullptr)
+  MessageCall(bool sending, MessageContents contents, bool exact, double timeout_s, int context,
+              const char* name = nullptr)
       : sending(sending),
         timeout_s(timeout_s),
         contents_(contents),
@@ -73,7 +73,7 @@ class MessageCall {
                                                  {"send", "send_object", "send"}};
     const char* const what = name_ == nullptr ? kNames[sending][static_cast<size_t>(contents_)] : name_;
     return nanobind::steal(tag() > 0 ? PyUnicode_FromFormat("%s(tag=%d)", what, tag())
-                                    : PyUnicode_FromString(what));
+                                     : PyUnicode_FromString(what));
   }
 
   // After the message was passed: True for a send, its Status, or its bytes and its Status.

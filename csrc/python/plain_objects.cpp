@@ -1,8 +1,8 @@
 // Objects of plain types as bytes: the small ones that most programs send. What is not plain is encoded by
 // Python, see unisono/engine/encoding; docs/objects.md has the bytes.
 //
-// The decoder trusts no byte: it builds values of these types and nothing else, in memory proportional to what
-// has come.
+// The decoder trusts no byte: it builds values of these types and nothing else, in memory proportional to
+// what has come.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -111,7 +111,8 @@ class PlainEncoder {
     if (type == &PyList_Type || type == &PyTuple_Type) {
       const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
       bool plain = put_count(type == &PyList_Type ? Tag::kList : Tag::kTuple, count);
-      for (Py_ssize_t i = 0; plain && i < count; ++i) plain = write(PySequence_Fast_GET_ITEM(object, i), depth);
+      for (Py_ssize_t i = 0; plain && i < count; ++i)
+        plain = write(PySequence_Fast_GET_ITEM(object, i), depth);
       return plain;
     }
     if (type == &PyDict_Type) {
@@ -147,10 +148,11 @@ class PlainDecoder {
 
  private:
   [[noreturn]] static void refuse(const char* why) {
-    PyErr_Format(PyExc_ValueError,
-                 "cannot decode: %s. These are not the bytes of an object, or not all of them; the sender must use "
-                 "the *_object call that matches this one",
-                 why);
+    PyErr_Format(
+        PyExc_ValueError,
+        "cannot decode: %s. These are not the bytes of an object, or not all of them; the sender must use "
+        "the *_object call that matches this one",
+        why);
     throw nb::python_error();
   }
   std::string_view take(size_t nbytes) {
@@ -271,8 +273,10 @@ nb::object decode_plain(nb::handle data) {
 }  // namespace
 
 void bind_plain_objects(nb::module_& m) {
-  m.def("encode_plain", &encode_plain, nb::arg("object").none(), nb::sig("def encode_plain(object: typing.Any) -> bytes | None"),
+  m.def("encode_plain", &encode_plain, nb::arg("object").none(),
+        nb::sig("def encode_plain(object: typing.Any) -> bytes | None"),
         "The bytes of a small object of plain types; None: it is none.");
-  m.def("decode_plain", &decode_plain, nb::arg("data"), nb::sig("def decode_plain(data: typing.Any) -> typing.Any"),
+  m.def("decode_plain", &decode_plain, nb::arg("data"),
+        nb::sig("def decode_plain(data: typing.Any) -> typing.Any"),
         "The object of these bytes; NotImplemented: they are of another format.");
 }

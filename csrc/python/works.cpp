@@ -85,10 +85,11 @@ CallSite caller_site(nb::object& code) {
 }
 
 void refuse_memory(const nb::object& operation) {
-  PyErr_Format(PyExc_ValueError,
-               "%U: the buffer shares memory with that of a receive under way on this rank; wait for that receive "
-               "first, or use another buffer",
-               operation.ptr());
+  PyErr_Format(
+      PyExc_ValueError,
+      "%U: the buffer shares memory with that of a receive under way on this rank; wait for that receive "
+      "first, or use another buffer",
+      operation.ptr());
   throw nb::python_error();
 }
 

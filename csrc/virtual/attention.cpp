@@ -1,7 +1,10 @@
 // scaled_dot_product_attention: the CPU's fused kernel where a GPU takes a fused one, so that neither keeps
 // L x L numbers a head. All else runs as PyTorch's matrix products and softmax.
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_ops.h>
 #include <ATen/ops/repeat_interleave_ops.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <ATen/ops/zeros_like.h>
@@ -15,10 +18,9 @@ namespace {
 
 using at::Tensor;
 
-// A tensor with values, or one that stands for them in a dry run; no other subclass of Python's, which may
-// have no rule for the CPU's operation.
+// A tensor with values, or one that stands for them in a dry run; no other subclass of Python's: DTensor has
+// rules for a GPU's operations only.
 bool is_plain(const Tensor& x) {
-  if (x.layout() != at::kStrided) return false;
   if (!x.unsafeGetTensorImpl()->is_python_dispatch()) return true;
   return x.has_storage() && x.storage().device().is_meta();
 }
@@ -38,8 +40,8 @@ bool is_fused(const Tensor& q, const Tensor& k, const Tensor& v, const std::opti
   const bool half = type == at::kHalf || type == at::kBFloat16;
   if (dropout != 0 || !(half || type == at::kFloat)) return false;
   for (const Tensor* x : {&q, &k, &v}) {
-    if (x->dim() != 4 || x->scalar_type() != type || !x->is_cuda() || !is_plain(*x)) return false;
-    if (x->numel() == 0 || x->stride(3) != 1) return false;
+    if (x->dim() != 4 || x->scalar_type() != type || !x->is_cuda()) return false;
+    if (x->layout() != at::kStrided || x->numel() == 0 || x->stride(3) != 1) return false;
   }
   if (q.size(0) != k.size(0) || k.size(0) != v.size(0) || k.size(1) != v.size(1)) return false;
   if (k.size(2) != v.size(2) || q.size(3) != k.size(3) || k.size(3) != v.size(3)) return false;
@@ -47,14 +49,49 @@ bool is_fused(const Tensor& q, const Tensor& k, const Tensor& v, const std::opti
   if (q.size(1) != k.size(1) && !(grouped && half && q.size(1) % k.size(1) == 0)) return false;
   if (!mask || !mask->defined()) return true;
   const bool typed = mask->scalar_type() == at::kBool || mask->scalar_type() == type;
-  return typed && !causal && !mask->requires_grad() && mask->is_cuda() && is_plain(*mask) &&
+  return typed && !causal && !mask->requires_grad() && mask->is_cuda() &&
          fits(*mask, {q.size(0), q.size(1), q.size(2), k.size(2)});
+}
+
+// PyTorch asks the driver which fused kernel it may take, unless all are switched off.
+class MathOnly {
+ public:
+  MathOnly() { set(false, false, false); }
+  ~MathOnly() { set(flash_, efficient_, cudnn_); }
+  MathOnly(const MathOnly&) = delete;
+  MathOnly& operator=(const MathOnly&) = delete;
+
+ private:
+  static void set(bool flash, bool efficient, bool cudnn) {
+    at::globalContext().setSDPUseFlash(flash);
+    at::globalContext().setSDPUseMemEfficient(efficient);
+    at::globalContext().setSDPUseCuDNN(cudnn);
+  }
+  bool flash_ = at::globalContext().userEnabledFlashSDP();
+  bool efficient_ = at::globalContext().userEnabledMemEfficientSDP();
+  bool cudnn_ = at::globalContext().userEnabledCuDNNSDP();
+};
+
+// With the operations of a GPU, which virtual/attention.py computes.
+Tensor of_subclass(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask,
+                   bool causal, std::optional<double> scale) {
+  const bool masked = mask && mask->defined();
+  if (!masked && q.scalar_type() != at::kFloat)
+    return std::get<0>(
+        at::_ops::_scaled_dot_product_flash_attention::call(q, k, v, 0.0, causal, false, scale));
+  const bool gradients =
+      at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
+  return std::get<0>(
+      at::_ops::_scaled_dot_product_efficient_attention::call(q, k, v, mask, gradients, 0.0, causal, scale));
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask,
                  double dropout, bool causal, std::optional<double> scale, bool grouped) {
-  if (!is_fused(q, k, v, mask, dropout, causal, grouped))
+  if (!is_fused(q, k, v, mask, dropout, causal, grouped)) {
+    const MathOnly products;
     return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, grouped);
+  }
+  if (!is_plain(q) || !is_plain(k) || !is_plain(v)) return of_subclass(q, k, v, mask, causal, scale);
   const int64_t shared = q.size(1) / k.size(1);  // heads of queries that share one of keys
   const auto repeated = [&](const Tensor& x) {
     return shared == 1 ? x : at::_ops::repeat_interleave_self_int::call(x, shared, 1, std::nullopt);

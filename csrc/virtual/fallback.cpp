@@ -7,12 +7,14 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string_view>
 
 #include "checks.hpp"
 #include "determinism.hpp"
 #include "device.hpp"
 #include "generator.hpp"
 #include "host_arguments.hpp"
+#include "memory.hpp"
 #include "types.hpp"
 
 namespace unisono::virtual_gpu {
@@ -28,33 +30,34 @@ using torch::jit::Stack;
 namespace {
 
 // Composite operations that choose among kernels by device: the CPU makes the choice.
-const std::set<std::string> kWhole{
-    "aten::convolution",     "aten::convolution_backward",     "aten::_convolution",
-    "aten::convolution.out", "aten::convolution_backward.out", "aten::_convolution.out"};
+constexpr std::string_view kWhole =
+    " aten::convolution aten::convolution_backward aten::_convolution aten::convolution.out "
+    "aten::convolution_backward.out aten::_convolution.out ";
 // Operations that PyTorch has for the CPU only: attention.cpp calls them.
-const std::set<std::string> kCpuOnly{"aten::_scaled_dot_product_flash_attention_for_cpu",
-                                     "aten::_scaled_dot_product_flash_attention_for_cpu_backward"};
+constexpr std::string_view kCpuOnly =
+    " aten::_scaled_dot_product_flash_attention_for_cpu "
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward ";
 // Operations with a kernel in kernels.cpp or attention.cpp.
-const std::set<std::string> kOwn{"aten::copy_",
-                                 "aten::empty.memory_format",
-                                 "aten::empty_strided",
-                                 "aten::as_strided",
-                                 "aten::view",
-                                 "aten::_reshape_alias",
-                                 "aten::resize_",
-                                 "aten::set_",
-                                 "aten::set_.source_Storage_storage_offset",
-                                 "aten::native_dropout",
-                                 "aten::scaled_dot_product_attention",
-                                 "aten::set_.source_Tensor",
-                                 "aten::set_.source_Storage",
-                                 "aten::record_stream",
-                                 "aten::_softmax",
-                                 "aten::_log_softmax",
-                                 "aten::_softmax_backward_data",
-                                 "aten::_log_softmax_backward_data",
-                                 "aten::_pin_memory",
-                                 "aten::is_pinned"};
+constexpr std::string_view kOwn =
+    " aten::copy_ aten::_local_scalar_dense aten::empty.memory_format aten::empty_strided aten::as_strided "
+    "aten::view aten::_reshape_alias aten::resize_ aten::set_ aten::set_.source_Storage_storage_offset "
+    "aten::native_dropout aten::scaled_dot_product_attention aten::set_.source_Tensor "
+    "aten::set_.source_Storage aten::record_stream aten::_softmax aten::_log_softmax "
+    "aten::_softmax_backward_data aten::_log_softmax_backward_data aten::_pin_memory aten::is_pinned ";
+// Slow in float16 on a CPU: they run in float32 and are rounded once, as on a GPU.
+constexpr std::string_view kProducts =
+    " aten::mm aten::addmm aten::addmm_ aten::_addmm_activation aten::bmm aten::baddbmm aten::baddbmm_ "
+    "aten::addbmm aten::addbmm_ aten::addmv aten::addmv_ aten::dot aten::convolution aten::_convolution "
+    "aten::convolution_backward aten::convolution_overrideable ";
+
+bool among(std::string_view words, const std::string& name) {
+  return words.find(" " + name + " ") != std::string_view::npos;
+}
+
+// "aten::mm.out" -> true.
+bool is_product(const std::string& name) {
+  return name.find("dtype") == std::string::npos && among(kProducts, name.substr(0, name.find('.')));
+}
 
 bool is_cuda(const IValue& value) { return value.isDevice() && value.toDevice().is_cuda(); }
 
@@ -79,7 +82,7 @@ ArgumentChecks checks_of(const std::string& name, const CudaKernelEntry& entry) 
   checks.method = entry.method;
   if (name == "aten::index.Tensor" || name == "aten::_index_put_impl_" || name == "aten::index.Tensor_out") {
     checks.kind = ArgumentChecks::kIndex;
-  } else if (kWhole.count(name)) {
+  } else if (among(kWhole, name)) {
     checks.kind = ArgumentChecks::kConvolution;
     checks.method = name.find("backward") == std::string::npos ? "wrapper_CUDA__cudnn_convolution"
                                                                : "wrapper_CUDA__cudnn_convolution_backward";
@@ -88,6 +91,41 @@ ArgumentChecks checks_of(const std::string& name, const CudaKernelEntry& entry) 
   }
   return checks;
 }
+
+// Half precision of one call as float32.
+class WidenedArguments {
+ public:
+  // Widens the tensors, if all are float16.
+  WidenedArguments(IValue* arguments, const std::vector<bool>& written) {
+    for (size_t i = 0; i < written.size(); ++i)
+      if (arguments[i].isTensor() && arguments[i].toTensor().defined() &&
+          arguments[i].toTensor().scalar_type() != at::kHalf)
+        return;
+    for (size_t i = 0; i < written.size(); ++i) {
+      if (!arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
+      Tensor half = arguments[i].toTensor();
+      arguments[i] = half.to(at::kFloat);
+      if (written[i]) written_.push_back({half, arguments[i].toTensor()});
+      widened_ = true;
+    }
+  }
+  void round_written() {
+    for (auto& [half, wide] : written_) {
+      if (half.sizes() != wide.sizes()) half.resize_(wide.sizes());
+      half.copy_(wide);
+    }
+  }
+  void round(IValue& result) {
+    if (!widened_ || !result.isTensor() || !result.toTensor().defined()) return;
+    for (const auto& [half, wide] : written_)
+      if (wide.is_same(result.toTensor())) return void(result = half);
+    result = result.toTensor().to(at::kHalf);
+  }
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> written_;
+  bool widened_ = false;
+};
 
 // Operations whose weight and bias have the type of the input, on a GPU.
 const std::string kNormalization = "aten::native_layer_norm";
@@ -99,7 +137,8 @@ class CpuKernel final : public c10::OperatorKernel {
         checks_(checks_of(name, entry_of(name))),
         nondeterministic_(nondeterministic(name)),
         refused_(key == DispatchKey::CPU ? refused_types(name) : nullptr),
-        normalizes_(name == kNormalization) {
+        normalizes_(name == kNormalization),
+        multiplies_(is_product(name)) {
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
       const c10::Argument& argument = schema.arguments()[i];
       const bool written = argument.alias_info() && argument.alias_info()->isWrite();
@@ -130,14 +169,25 @@ class CpuKernel final : public c10::OperatorKernel {
     {
       std::unique_lock<std::mutex> drawing;
       if (generator_ >= 0) drawing = seed((*stack)[base + generator_], where);
-      const at::AutoDispatchBelowADInplaceOrView below;
-      op.redispatchBoxed(DispatchKeySet(key_), stack);
+      run(op, stack, base);
     }
     if (writes_) arguments.resize_arguments();
     for (size_t i = stack->size() - results_; i < stack->size(); ++i) bring((*stack)[i], arguments, where);
   }
 
  private:
+  void run(const OperatorHandle& op, Stack* stack, size_t base) try {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    if (!multiplies_) return op.redispatchBoxed(DispatchKeySet(key_), stack);
+    WidenedArguments arguments(&(*stack)[base], checks_.written);
+    op.redispatchBoxed(DispatchKeySet(key_), stack);
+    arguments.round_written();
+    for (size_t i = stack->size() - results_; i < stack->size(); ++i) arguments.round((*stack)[i]);
+  } catch (const c10::Error& error) {
+    rethrow_out_of_memory(error);
+    throw;
+  }
+
   static void carry(IValue& value, HostArguments& arguments, std::optional<Device>& device) {
     if (value.isTensor()) {
       const Tensor& x = value.toTensor();
@@ -182,7 +232,7 @@ class CpuKernel final : public c10::OperatorKernel {
   ArgumentChecks checks_;
   const NondeterministicKernel* nondeterministic_;  // nearly always nullptr
   const RefusedTypes* refused_;                     // likewise
-  bool normalizes_;
+  bool normalizes_, multiplies_;
   size_t arguments_, results_;
   int generator_ = -1;
   bool writes_ = false;
@@ -206,7 +256,8 @@ void register_on_cpu(const OperatorHandle& op, const std::string& name, Dispatch
 void refuse(const OperatorHandle& op, Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "Could not run '", op.operator_name(),
-      "' on a virtual GPU: PyTorch has this operation in CUDA only. See docs/virtual-gpus.md.");
+      "' on a virtual GPU: it has a kernel in CUDA only. Give it CPU tensors or another "
+      "operation; see python -m pydoc unisono.virtual.");
 }
 
 // Likewise: CUDA kernels of operations that PyTorch can also compose of others.
@@ -218,7 +269,7 @@ void compose(const OperatorHandle& op, Stack* stack) {
 void register_operation(const OperatorHandle& op, const std::string& name) {
   const bool cpu = op.hasKernelForDispatchKey(DispatchKey::CPU);
   const bool cuda = op.hasKernelForDispatchKey(DispatchKey::CUDA);  // in PyTorch's CUDA build
-  if (kWhole.count(name) || kCpuOnly.count(name) || (cpu && (cuda || entry_of(name).known)))
+  if (among(kWhole, name) || among(kCpuOnly, name) || (cpu && (cuda || entry_of(name).known)))
     register_on_cpu(op, name, DispatchKey::CUDA, DispatchKey::CPU);
   else if (cuda && op.hasComputedKernelForDispatchKey(DispatchKey::CPU))
     library(op, DispatchKey::CUDA).impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compose>());
@@ -240,7 +291,22 @@ void register_operations() {
     // fully_shard's operations: PyTorch's CUDA build has a kernel of its own for one of them.
     if (each.name.rfind("aten::", 0) != 0 && each.name.rfind("fsdp::", 0) != 0) continue;
     const std::string name = each.overload_name.empty() ? each.name : each.name + "." + each.overload_name;
-    if (!kOwn.count(name)) register_operation(*op, name);
+    if (!among(kOwn, name)) register_operation(*op, name);
+  }
+}
+
+void register_libraries(const std::string& in_python) {
+  static std::set<std::string> seen;
+  const bool first = seen.empty();  // PyTorch's own: those of c10d pass on to process groups
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& each : dispatcher.getAllOpNames()) {
+    const std::string name = each.overload_name.empty() ? each.name : each.name + "." + each.overload_name;
+    const std::string space = each.name.substr(0, each.name.find(':'));
+    if (space == "aten" || space == "fsdp" || space == "prim" || space == "unisono_virtual") continue;
+    const auto op = dispatcher.findOp(each);
+    if (!op || !op->hasSchema() || !op->hasKernelForDispatchKey(DispatchKey::CUDA)) continue;
+    if (in_python.find(" " + each.name + " ") != std::string::npos || !seen.insert(name).second) continue;
+    if (!first) register_operation(*op, name);
   }
 }
 

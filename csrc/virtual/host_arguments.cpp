@@ -103,6 +103,13 @@ Tensor HostArguments::to_host(const Tensor& x) {
   return host;
 }
 
+void HostArguments::add(const Tensor& device, const Tensor& host) {
+  if (!device.is_cuda()) return;
+  pairs_.push_back({device, host});
+  if (!device_of(host.storage().unsafeGetStorageImpl()))
+    storages_.push_back({device.storage(), host.storage()});
+}
+
 // Tensors that share a storage also share one on the CPU: kernels check it to see whether tensors overlap.
 Tensor HostArguments::dense_over(const Tensor& x) {
   const Storage& device = x.storage();

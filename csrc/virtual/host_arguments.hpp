@@ -14,6 +14,8 @@ class HostArguments {
  public:
   // The CPU tensor for `x` in this operation; `x` itself if it is not on a GPU.
   at::Tensor to_host(const at::Tensor& x);
+  // `host` is the CPU tensor for `device`, from an earlier call of to_host.
+  void add(const at::Tensor& device, const at::Tensor& host);
   // The GPU tensor for a result: one of the arguments, a view of one, or a new tensor on `device`.
   at::Tensor to_device(at::Tensor result, c10::Device device);
   // The kernel may have resized its outputs: resizes the arguments likewise.

@@ -4,6 +4,10 @@
 #include <c10/core/impl/GPUTrace.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
 #include "device.hpp"
 #include "fallback.hpp"
 #include "generator.hpp"
@@ -20,6 +24,50 @@ namespace {
 using c10::Device;
 using c10::DeviceIndex;
 
+// What unisono_virtual_open has set. CUDA_VISIBLE_DEVICES counts until the first use of a device, as on a
+// GPU.
+struct MachineSettings {
+  int gpus = 0;
+  int64_t memory = 0;
+  bool limited = false, used = false;
+};
+MachineSettings machine;
+
+// The number on this machine of a device that CUDA_VISIBLE_DEVICES names, by number or UUID; -1: there is
+// none.
+int named(std::string word) {
+  word.erase(0, word.find_first_not_of(" \t"));
+  word.erase(word.find_last_not_of(" \t") + 1);
+  const size_t uuid = word.rfind("GPU-", 0) == 0 ? word.rfind('-') + 1 : 0;
+  if (word.size() == uuid || word.find_first_not_of("0123456789", uuid) != std::string::npos) return -1;
+  const int number = std::atoi(word.c_str() + uuid);
+  return number < machine.gpus ? number : -1;
+}
+
+// By CUDA's rules: of four, "2,0" -> 2, 0; "1,9,2" -> 1: those after an unknown one are hidden.
+void find_devices() {
+  if (machine.used) return;
+  std::vector<int> found;
+  if (const char* const text = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    std::stringstream words(text);
+    for (std::string word; std::getline(words, word, ',');) {
+      const int number = named(word);
+      if (number < 0 || std::find(found.begin(), found.end(), number) != found.end()) break;
+      found.push_back(number);
+    }
+  } else {
+    for (int i = 0; i < machine.gpus; ++i) found.push_back(i);
+  }
+  for (size_t i = 0; i < found.size(); ++i)
+    account(static_cast<int>(i)).configure(static_cast<int>(i), found[i], machine.memory, machine.limited);
+  set_device_count(static_cast<int>(found.size()));
+}
+
+DeviceIndex visible_devices() {
+  find_devices();
+  return device_count();
+}
+
 bool give_default = false;  // see unisono_virtual_give_default
 
 struct VirtualCudaHooks final : at::CUDAHooksInterface {
@@ -28,10 +76,10 @@ struct VirtualCudaHooks final : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   bool hasCUDART() const override { return true; }
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return device_count() > 0; }
+  bool isAvailable() const override { return visible_devices() > 0; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return device_count(); }
-  int getNumGPUs() const override { return device_count(); }
+  DeviceIndex deviceCount() const override { return visible_devices(); }
+  int getNumGPUs() const override { return visible_devices(); }
   DeviceIndex current_device() const override { return virtual_gpu::current_device(); }
   DeviceIndex getCurrentDevice() const override { return virtual_gpu::current_device(); }
   void setCurrentDevice(DeviceIndex d) const override { set_current_device(d); }
@@ -98,13 +146,17 @@ using namespace unisono::virtual_gpu;
 extern "C" {
 
 // Before PyTorch is imported. `memory`: bytes of each device; `limited`: more is an error.
-// `physical`: the number of each device on this machine.
-void unisono_virtual_open(int devices, const int* physical, int64_t memory, int limited, int poisoned,
-                          int shared_descriptor) {
-  set_device_count(devices);
-  for (int i = 0; i < devices; ++i) account(i).configure(i, physical[i], memory, limited != 0);
+void unisono_virtual_open(int gpus, int64_t memory, int limited, int poisoned, int shared_descriptor) {
+  machine = {gpus, memory, limited != 0};
+  find_devices();
   set_poison(poisoned != 0);
   device_usage().open(shared_descriptor);
+}
+
+// From now on CUDA_VISIBLE_DEVICES does not count any more.
+void unisono_virtual_use() {
+  find_devices();
+  machine.used = true;
 }
 
 // Call once PyTorch's libraries are loaded. Suppresses the warning that kernels of its CUDA build are
@@ -117,6 +169,14 @@ void unisono_virtual_register() {
   register_kernels();
   register_attention();
   register_operations();
+  register_libraries("");
+}
+
+// After a library has been loaded. `in_python`: see register_libraries.
+void unisono_virtual_register_libraries(const char* in_python) {
+  SilentWarningHandler silent;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  register_libraries(in_python);
 }
 
 // From now on torch.Generator("cuda:i") returns the device's default generator (Python has no other way to
@@ -128,7 +188,7 @@ void unisono_virtual_trace(const c10::impl::PyInterpreter* interpreter) {
 }
 
 size_t unisono_virtual_shared_size() { return DeviceUsage::size(); }
-int unisono_virtual_count() { return device_count(); }
+int unisono_virtual_count() { return visible_devices(); }
 int unisono_virtual_physical(int device) { return account(device).physical(); }
 int unisono_virtual_current() { return current_device(); }
 // Returns 0, or 1 if there is no such device.

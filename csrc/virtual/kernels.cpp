@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_local_scalar_dense_ops.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_reshape_alias_native.h>
@@ -19,6 +20,8 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include <map>
+
 #include "device.hpp"
 #include "host_arguments.hpp"
 #include "memory.hpp"
@@ -27,6 +30,7 @@ namespace unisono::virtual_gpu {
 namespace {
 
 using at::IntArrayRef;
+using at::Scalar;
 using at::ScalarType;
 using at::Tensor;
 using c10::Device;
@@ -34,6 +38,7 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using c10::Storage;
 
+constexpr int64_t kLooked = 1024;  // numbers that come to the host, such as those that a program prints
 const DispatchKeySet kCuda(DispatchKey::CUDA);
 
 Device target(std::optional<Device> device) { return resolved(device.value_or(Device(c10::kCUDA))); }
@@ -75,6 +80,13 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<ScalarT
       at::detail::empty_strided_generic(size, stride, device_allocator(), kCuda, type_or_default(type)));
 }
 
+// What a program reads number by number, such as a loss.
+Scalar item(const Tensor& x) {
+  const Tensor host = host_view(x);
+  if (x.numel() == 1) warn_if_poison(host.const_data_ptr(), 1, x.scalar_type());
+  return at::_ops::_local_scalar_dense::redispatch(DispatchKeySet(DispatchKey::CPU), host);
+}
+
 // Between any two devices, or a device and the host.
 Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
   if (self.is_same(source)) return self;
@@ -82,6 +94,8 @@ Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
   HostArguments arguments;
   Tensor to = arguments.to_host(self);
   at::_ops::copy_::redispatch(DispatchKeySet(DispatchKey::CPU), to, arguments.to_host(source), non_blocking);
+  if (self.is_cpu() && self.numel() <= kLooked && self.is_contiguous())
+    warn_if_poison(self.const_data_ptr(), self.numel(), self.scalar_type());
   return self;
 }
 
@@ -152,6 +166,34 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, S
 
 Tensor host(const Tensor& x) { return host_view(x); }
 
+// CPU tensors over the memory of tensors: those that share a storage share one there.
+std::vector<Tensor> hosts(at::TensorList given) {
+  HostArguments arguments;
+  std::vector<Tensor> made;
+  for (const Tensor& x : given) made.push_back(arguments.to_host(x));
+  return made;
+}
+
+// The results of a graph that ran on `hosts` of `given`, on GPU `places[i]` or, for -1, the CPU. A graph for
+// the CPU alone omits copies between devices, so a result may have the memory of a tensor of another device.
+std::vector<Tensor> devices(at::TensorList given, at::TensorList hosts, at::TensorList results,
+                            IntArrayRef places) {
+  HostArguments arguments;
+  std::map<const void*, Device> owners;
+  for (size_t i = 0; i < given.size(); ++i) {
+    owners.emplace(hosts[i].storage().unsafeGetStorageImpl(), given[i].device());
+    arguments.add(given[i], hosts[i]);
+  }
+  std::vector<Tensor> made;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Device place = places[i] < 0 ? Device(c10::kCPU) : Device(c10::kCUDA, places[i]);
+    Tensor x = results[i];
+    if (owners.emplace(x.storage().unsafeGetStorageImpl(), place).first->second != place) x = x.clone();
+    made.push_back(place.is_cuda() ? arguments.to_device(std::move(x), place) : x);
+  }
+  return made;
+}
+
 }  // namespace
 
 // Call after PyTorch has registered all its operations.
@@ -160,6 +202,7 @@ void register_kernels() {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
   library.impl("copy_", &copy);
+  library.impl("_local_scalar_dense", &item);
   library.impl("resize_", &resize);
   library.impl("set_", &set_empty);
   library.impl("set_.source_Storage_storage_offset", &set_storage);
@@ -178,12 +221,18 @@ void register_kernels() {
 }
 
 TORCH_LIBRARY(unisono_virtual, m) {
-  m.def("host(Tensor x) -> Tensor");
+  m.def("host(Tensor(a) x) -> Tensor(a)");
+  m.def("hosts(Tensor(a)[] given) -> Tensor(a)[]");
+  m.def("devices(Tensor[] given, Tensor[] hosts, Tensor(a)[] results, int[] places) -> Tensor(a)[]");
   m.def("resize_storage(Tensor x, int nbytes) -> ()");
 }
 TORCH_LIBRARY_IMPL(unisono_virtual, CUDA, m) {
   m.impl("host", &host);
   m.impl("resize_storage", &resize_storage);
+}
+TORCH_LIBRARY_IMPL(unisono_virtual, CompositeExplicitAutograd, m) {
+  m.impl("hosts", &hosts);
+  m.impl("devices", &devices);
 }
 
 }  // namespace unisono::virtual_gpu

@@ -96,7 +96,14 @@ struct DeviceMemory final : c10::DeviceAllocator {
   DataPtr allocate(size_t nbytes) override {
     const DeviceIndex device = current_device();
     MemoryBlock* const block = charge(device, nbytes);
-    return hold(c10::GetCPUAllocator()->allocate(nbytes), block, Device(c10::kCUDA, device));
+    try {
+      return hold(c10::GetCPUAllocator()->allocate(nbytes), block, Device(c10::kCUDA, device));
+    } catch (const c10::Error& error) {
+      if (block) account(device).release(block);
+      account(device).empty_cache();  // what was reserved for it only
+      rethrow_out_of_memory(error);
+      throw;
+    }
   }
   void copy_data(void* to, const void* from, size_t nbytes) const override { std::memcpy(to, from, nbytes); }
   bool initialized() override { return true; }
@@ -201,6 +208,39 @@ void poison(void* at, size_t nbytes, c10::ScalarType type) {
   const bool number = c10::isFloatingType(type) || c10::isComplexType(type);
   const int pattern = number ? 0xff : type == c10::kBool ? 1 : 0x7f;
   std::memset(at, pattern, nbytes);
+}
+
+// The patterns of set_poison in f32, and what f16 and bf16 become there.
+bool is_poison(uint32_t bits) { return bits == 0xffffffffU || bits == 0xffffe000U || bits == 0xffff0000U; }
+
+void warn_if_poison(const void* at, int64_t numel, c10::ScalarType type) {
+  if (!poisoning) return;
+  bool found = false;
+  for (int64_t i = 0; i < numel && !found; ++i) {
+    if (type == c10::kFloat) {
+      found = is_poison(static_cast<const uint32_t*>(at)[i]);
+    } else if (type == c10::kHalf || type == c10::kBFloat16) {
+      found = static_cast<const uint16_t*>(at)[i] == 0xffffU;
+    } else if (type == c10::kDouble) {
+      const uint64_t bits = static_cast<const uint64_t*>(at)[i];
+      found = bits == ~uint64_t{0} || bits == 0xffffffffe0000000ULL;
+    }
+  }
+  if (found)
+    TORCH_WARN_ONCE(
+        "This NaN is memory that was read before it was written, as of torch.empty: virtual GPUs fill "
+        "new memory with it. With --no-poison (UNISONO_VIRTUAL_POISON=0) it has some number, as on "
+        "a GPU.");
+}
+
+void rethrow_out_of_memory(const c10::Error& error) {
+  const std::string text = error.what_without_backtrace();
+  if (text.find("can't allocate memory") == std::string::npos &&
+      text.find("not enough memory") == std::string::npos)
+    return;
+  throw c10::OutOfMemoryError(
+      {__func__, __FILE__, __LINE__},
+      "CUDA out of memory: the host, whose memory a virtual GPU has, refused it. " + text);
 }
 
 void adopt(c10::StorageImpl& storage, Device device) {

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,7 @@ import unisono as un
 import unisono.engine.group.external  # before the catalogue is replaced
 import unisono.plans
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / room) for room in ("support", "conformance")]
 MODULES = (
     "test_collectives",
     "test_arguments",

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -302,21 +301,14 @@ def test_the_page_says_what_two_ranks_do(name: str) -> None:
     assert lane.differences(name) == []
 
 
-@needs_torch
-def test_two_ranks_over_gloo() -> None:
-    command = [sys.executable, "-m", "unisono", "run", "-n", "2", str(HERE / "two_ranks.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+@pytest.mark.torch
+def test_two_ranks_over_gloo(forks: Any, tmp_path: Path) -> None:
+    forks.run_program(tmp_path, 2, HERE / "two_ranks.py")
 
 
-@needs_torch
-def test_conformance_over_gloo() -> None:
-    rooms = [str(HERE.parent / room) for room in ("support", "conformance", "backends")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([*rooms, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "unisono", "run", "-n", "3", str(HERE / "program.py"), "gloo", "quick"]
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    _, found, told = ended.stdout.partition("REPORT ")
-    assert found, ended.stdout + ended.stderr
-    report = json.loads(told.partition("\n")[0])
-    assert report["failed"] == []
-    assert report["tests"]["passed"] > 60
+@pytest.mark.torch
+def test_conformance_over_gloo(forks: Any, tmp_path: Path) -> None:
+    first, *_ = forks.run_program(tmp_path, 3, HERE / "program.py", "gloo", "quick")
+    _, found, told = first.partition("REPORT ")
+    assert found, first
+    assert json.loads(told.partition("\n")[0])["tests"]["passed"] > 60

@@ -4,8 +4,6 @@
 {"reap": true}                      ->  {"codes": {"0": 0}, "left": 0, "descriptors": 9, "threads": 1}
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

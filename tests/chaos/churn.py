@@ -7,8 +7,6 @@ not without a step for long, no call had a wrong value, memory and descriptors d
 half of the ranks are on a second host, and links are cut and mended, too.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools

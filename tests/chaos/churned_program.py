@@ -5,8 +5,6 @@ The controller and the ranks share a file: for each local rank a fault that the 
 log: time, steps, generation, size, resident bytes, descriptors.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys

@@ -9,8 +9,6 @@ are on a second host, in a network namespace, and links are cut. A case is drawn
 alone: `--only` runs one again.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -1,7 +1,5 @@
 """Calls with known results: every rank computes what each call of a group must give."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

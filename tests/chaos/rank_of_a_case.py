@@ -3,8 +3,6 @@
 Phases, which the controller reads from a shared file, one byte for each process: see PHASES.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import json

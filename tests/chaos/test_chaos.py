@@ -1,31 +1,17 @@
 """The chaos kit in its short form; `faults.py` and `churn.py` say how to run thousands of cases and hours."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from effort import HANG_S, LONG
+from effort import LONG
+from python_runs import PATH, fine
 
 HERE = Path(__file__).resolve().parent
 
 
 def run(*words: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=HERE.parents[1],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return done.stdout
+    return fine(*words, cwd=HERE.parents[1], **PATH)
 
 
 def test_random_faults_at_random_moments() -> None:

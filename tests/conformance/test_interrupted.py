@@ -26,7 +26,7 @@ NUMEL = 1000
 @contextmanager
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: str, after: bool) -> Iterator[None]:
     """Ctrl-C comes where this thread's message takes `step`, before it or right after it."""
-    plain, thread = getattr(_native.MessageWork, step), threading.get_ident()
+    plain, thread = getattr(_native.NativeMessageWork, step), threading.get_ident()
 
     def interrupted(work: Any, *args: Any) -> Any:
         if threading.get_ident() != thread:
@@ -36,7 +36,7 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: str, after: bool) -> I
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_native.MessageWork, step, interrupted)
+        patch.setattr(_native.NativeMessageWork, step, interrupted)
         yield
 
 

@@ -11,7 +11,7 @@ from loops import each
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS
 
-PLACEMENTS = [(0, 0, 1, 1), (0, 1, 2, 3), (0, 1, 0, 1, 1), (0, 0, 0, 1, 1, 2), (0, 1, 1, 2, 2, 2, 2)]
+PLACEMENTS = [(0, 0, 1, 1), (0, 1, 2, 3), (0, 1, 0, 1, 1), (0, 1, 1, 2, 2, 2, 2)]
 
 
 def placed(group: un.Group, hosts: tuple[int, ...]) -> un.Group:
@@ -23,7 +23,7 @@ def placed(group: un.Group, hosts: tuple[int, ...]) -> un.Group:
 def test_every_algorithm_on_hosts(hosts: tuple[int, ...]) -> None:
     def work(group: un.Group) -> None:
         placed(group, hosts)
-        for numel in (0, 1, 13, 1000, cases.SEGMENT_BYTES // 4 + 5):
+        for numel in (0, 13, cases.SEGMENT_BYTES // 4 + 5):
             for algorithm in ALGORITHMS["all_reduce"]:
                 for op in (un.SUM, un.AVG):
                     cases.all_reduce(group, "float32", op, algorithm, numel)

@@ -1,7 +1,6 @@
 """Every way to end a process in every state of a group."""
 
 import itertools
-import os
 import signal
 import subprocess
 import sys
@@ -12,13 +11,14 @@ import pytest
 
 import ranks
 from effort import HANG_S, times
+from python_runs import ran
 
 PROGRAM = Path(__file__).parent / "programs" / "ends_in_a_state.py"
 STATES = (
     "idle", "calls", "failed", "busy", "closed", "pending", "dropped", "shrinking", "shrunk", "listening",
 )  # fmt: skip
 ENDINGS = {"return": 0, "exit": 0, "interrupt": -signal.SIGINT, "exception": 1}
-ROUNDS = times(usual=2, long=100)
+ROUNDS = times(usual=1, long=100)
 AT_ONCE = 6  # more than there are cores, so that a thread may be stopped at any place
 
 
@@ -46,12 +46,5 @@ def test_a_thread_below_a_native_call_ends_no_process() -> None:
 
 def run(arguments: tuple[str, ...]) -> tuple[int, str]:
     """Return how one process ends, and the end of what it prints."""
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments],
-        env={**os.environ, "PYTHONPATH": str(ranks.HERE)},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    done = ran(PROGRAM, *arguments, PYTHONPATH=ranks.HERE)
     return done.returncode, done.stderr[-1000:]

@@ -5,7 +5,6 @@ The threads of a rank run the same calls in any order, so that any order in whic
 
 import contextlib
 import gc
-import subprocess
 import sys
 import sysconfig
 import threading
@@ -21,6 +20,7 @@ import ranks
 import unisono as un
 from effort import HANG_S, times
 from loops import each
+from python_runs import ran
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 THREADS = 4
@@ -62,8 +62,7 @@ def alone() -> un.Group:
 
 def test_the_gil_stays_off() -> None:
     """Importing and using Unisono turns no GIL on."""
-    program = [sys.executable, str(PROGRAMS / "says_whether_there_is_a_gil.py")]
-    said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=HANG_S)
+    said = ran(PROGRAMS / "says_whether_there_is_a_gil.py")
     expected = "no GIL" if sysconfig.get_config_var("Py_GIL_DISABLED") else "GIL"
     assert (said.stdout.strip(), said.stderr) == (expected, "")
 

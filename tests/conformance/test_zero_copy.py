@@ -42,3 +42,13 @@ def test_message_of_a_closed_sender_is_whole_or_an_error() -> None:
     """Who closes with a message on its way may write to its memory: all of it has come, or an error."""
     told = ranks.processes(2, PROGRAMS / "closes_with_a_message_on_its_way.py")
     assert told == ["fine\n"] * 2
+
+
+# ---- the memory of a process as it was then, not of whatever has its number later ----
+
+
+PROGRAM = Path(__file__).resolve().parent / "programs" / "lends_and_becomes_another.py"
+
+
+def test_memory_of_an_execed_program_is_not_received() -> None:
+    assert ranks.processes(2, PROGRAM) == ["fine\n"] * 2

@@ -128,6 +128,7 @@ def settle(
     while sum(work.done() for _, work, _ in works) + len(inside.engine(world).unexpected()) < expected:
         assert time.monotonic() < end, "a message did not come"
         world.iprobe(world.rank, 9)
+    world.iprobe(world.rank, 9)  # matches what has come since
     for place, work, buffer in works:
         if work.cancel():
             continue
@@ -180,7 +181,8 @@ def play(seed: int, rounds: int, per_host: int | None) -> None:
                 try:
                     check(messages, mine, got, world.rank)
                 except AssertionError as error:
-                    raise AssertionError(f"--seed {seed}, round {number}, rank {world.rank}") from error
+                    print(f"--seed {seed}, round {number}, rank {world.rank}: {error}", flush=True)
+                    raise
 
     with ThreadPoolExecutor(SIZE) as pool:
         list(pool.map(work, worlds))

@@ -6,8 +6,6 @@ What is accepted is used: a network is asked for routes and simulated on, a sche
 runs. Every case has two seconds of a core, so a loop without an end and a loop of squares are failures, too.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

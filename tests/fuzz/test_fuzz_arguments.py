@@ -1,8 +1,9 @@
 """A part of the fuzzer of arguments; all of it with the long tests, or by command, see arguments.py."""
 
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import ranks
 import unisono as un
 from effort import LONG, cases
 from loops import each
+from python_runs import ran
 
 PROGRAM = Path(__file__).with_name("arguments.py")
 RUNS = cases(
@@ -23,11 +25,17 @@ RUNS = cases(
 )
 
 
+@pytest.fixture(scope="module")
+def ends() -> dict[tuple[str, ...], subprocess.CompletedProcess[str]]:
+    """All runs at once: they wait most of the time."""
+    with ThreadPoolExecutor(len(RUNS)) as pool:
+        return dict(zip(RUNS, pool.map(lambda run: ran(PROGRAM, *run, limit_s=6000), RUNS), strict=True))
+
+
 @pytest.mark.timeout(6000 if LONG else 600)
 @pytest.mark.parametrize("arguments", RUNS, ids=" ".join)
-def test_no_argument_crashes_or_raises_something_foreign(arguments: tuple[str, ...]) -> None:
-    command = [sys.executable, str(PROGRAM), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_no_argument_crashes_or_raises_something_foreign(ends: Any, arguments: tuple[str, ...]) -> None:
+    done = ends[arguments]
     assert done.returncode == 0, f"{done.stdout[-6000:]}{done.stderr[-2000:]}"
 
 

@@ -3,8 +3,6 @@
 import importlib.util
 import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import ranks
 import unisono as un
 from effort import HANG_S, times
 from loops import each
+from python_runs import ran
 
 PROGRAM = Path(__file__).with_name("frames.py")
 FRAMES = int(os.environ.get("FUZZ_FRAMES", times(usual=4_000, long=100_000)))
@@ -37,8 +36,7 @@ def control(form: str, *begin: int) -> bytes:
 
 @pytest.mark.timeout(HANG_S + FRAMES // 10)
 def test_no_frame_crashes_a_rank_or_takes_its_memory() -> None:
-    command = [sys.executable, str(PROGRAM), "--frames", str(FRAMES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S + FRAMES // 10)
+    done = ran(PROGRAM, "--frames", FRAMES, limit_s=HANG_S + FRAMES // 10)
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr[-4000:]}"
 
 

@@ -1,7 +1,5 @@
 """`unisono calibrate --hosts`: the rate of shaped links is found, and the file is a network."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,6 +9,7 @@ import pytest
 
 import hosts
 from effort import HANG_S, cases
+from python_runs import ran
 from unisono.networks import find
 
 pytestmark = pytest.mark.hosts
@@ -61,9 +60,6 @@ def test_the_rate_of_shaped_links_is_found(count: int, ranks: int, rate: int, tm
 
 
 def test_one_rank_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "unisono", "run", "-n", "1", "-m", "unisono", "calibrate", "--hosts"],
-        capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path, check=False,
-    )  # fmt: skip
+    done = ran("-m", "unisono", "run", "-n", "1", "-m", "unisono", "calibrate", "--hosts", cwd=tmp_path)
     assert done.returncode == 2
     assert "--hosts needs a job of at least two ranks" in done.stdout + done.stderr

@@ -1,9 +1,6 @@
 """`unisono run --elastic` on two hosts: one ends, also that of the store and rank 0, and a launcher joins."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +12,6 @@ pytestmark = pytest.mark.hosts
 
 ENDLESS = 1_000_000
 PROGRAM = str(Path(__file__).resolve().parents[1] / "multiproc" / "programs" / "goes_on.py")
-
-
-@pytest.fixture
-def net() -> Iterator[hosts.Network]:
-    with hosts.hosts(2) as network:
-        yield network
 
 
 def started(host: hosts.Node, token: Path, steps: int, *flags: str) -> NodeLauncher:

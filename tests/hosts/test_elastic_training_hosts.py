@@ -1,10 +1,7 @@
 """Elastic training over two hosts: one dies, also that of rank 0 and the store, and another one joins."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +17,6 @@ pytestmark = [pytest.mark.hosts, pytest.mark.torch, pytest.mark.sweep, pytest.ma
 
 ON_HOSTS = 1e-6
 """Losses around 1.5. On several hosts sums of f32 have an order of their own."""
-
-
-@pytest.fixture
-def net() -> Iterator[hosts.Network]:
-    with hosts.hosts(2) as network:
-        yield network
 
 
 class Training:

@@ -1,12 +1,10 @@
 """Groups on two hosts that lose a rank, a host, or the link between them, in both directions or in one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +15,18 @@ from effort import HANG_S
 
 pytestmark = pytest.mark.hosts
 
-PROGRAM = str(Path(__file__).with_name("hosts_survivor_program.py"))
+PROGRAM = str(Path(__file__).resolve().parents[1] / "multiproc" / "survivor_program.py")
 Ranks = list["subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def net() -> Iterator[hosts.Network]:
-    with hosts.hosts(2) as network:
-        yield network
 
 
 def run(net: hosts.Network, per_host: int, strike: Callable[[Ranks], object]) -> list[dict[str, Any]]:
     """What each rank has reported; {} for one that has died."""
     size = 2 * per_host
-    place = [f"WORLD_SIZE={size}", f"MASTER_ADDR={net[0].address}", "MASTER_PORT=29500"]
+    place = [f"WORLD_SIZE={size}", f"MASTER_ADDR={net[0].address}", "MASTER_PORT=29500", "MEETING=env://"]
     running = [
         net[rank // per_host].start(
-            ["env", f"RANK={rank}", *place, sys.executable, "-W", "ignore", PROGRAM], stderr=subprocess.STDOUT
+            ["env", f"RANK={rank}", *place, sys.executable, "-W", "ignore", PROGRAM, "outside", "", "1"],
+            stderr=subprocess.STDOUT,
         )
         for rank in range(size)
     ]

@@ -1,7 +1,5 @@
 """`import unisono` is quick, brings no PyTorch, and starts and opens nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,14 +1,12 @@
 """Cases that run in one item: every one runs, one that fails is named and fails alone."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from effort import HANG_S
 from loops import each
+from python_runs import ran
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
@@ -18,8 +16,7 @@ PROGRAM = Path(__file__).parent / "programs" / "tests_with_cases.py"
 def test_a_case_that_fails_is_named_and_the_others_run(tmp_path: Path) -> None:
     shutil.copy(PROGRAM, tmp_path / "test_program.py")
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {SUPPORT}\n")
-    command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False)
+    done = ran("-m", "pytest", "-rA", "-p", "no:cacheprovider", cwd=tmp_path)
     lines = done.stdout.splitlines()
     for beginning, end in (
         ("E       AssertionError: a wrong pair", ""),

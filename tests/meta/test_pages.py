@@ -2,22 +2,25 @@
 
 import argparse
 import importlib
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pages
 from loops import each
+from python_runs import PATH, fine
 from unisono.commands.bench.cases import OPERATIONS
 from unisono.commands.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROGRAM = ROOT / "tests" / "meta" / "pages_program.py"
 RANKS = 4
+LIMIT = {"UNISONO_TIMEOUT_S": "60"}
+ABOUT_TORCH = ("torch", "unisono.parallel", "up.")  # words of blocks that need PyTorch
+PARTS = 2  # of the pages about PyTorch: each takes a quarter of a minute
 
 
 def name_of(page: Path) -> str:
@@ -25,23 +28,35 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def with_python() -> list[Path]:
-    """The pages that show Python to run."""
-    return [page for page in PAGES if any(b.language == "python" for b in pages.blocks(page.read_text()))]
+def with_python(about_torch: bool) -> list[Path]:
+    """The pages that show Python to run: those that need PyTorch, or the others."""
+    texts = {
+        page: "".join(b.text for b in pages.blocks(page.read_text()) if b.language == "python")
+        for page in PAGES
+    }
+    found = {page: any(word in text for word in ABOUT_TORCH) for page, text in texts.items() if text}
+    return [page for page, about in found.items() if about == about_torch]
 
 
 def test_python_blocks_run(tmp_path: Path) -> None:
     """All of them in one job, one page after the other."""
-    shown = with_python()
+    shown = with_python(False)
     assert {"README.md", "docs/mpi4py.md", "docs/new-algorithm.md"} <= {name_of(page) for page in shown}
-    program = ROOT / "tests" / "meta" / "pages_program.py"
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(RANKS), str(program), *map(str, shown)]
-    environ = {**os.environ, "UNISONO_TIMEOUT_S": "60", "PYTHONPATH": str(ROOT / "tests" / "support")}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "[10. 10. 10.] rank 0 of 4" in done.stdout  # as README says
+    printed = fine("-m", "unisono", "run", "-n", RANKS, PROGRAM, tmp_path, *shown, **LIMIT, **PATH)
+    assert "[10. 10. 10.] rank 0 of 4" in printed  # as README says
     for page in shown:
-        assert done.stdout.count(f"{page.name}: ran") == RANKS
+        assert printed.count(f"{page.name}: ran") == RANKS
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("part", range(PARTS))
+def test_python_blocks_about_pytorch_run(forks: Any, tmp_path: Path, part: int) -> None:
+    """Likewise. The ranks are forks of one Python that has imported PyTorch."""
+    shown = with_python(True)[part::PARTS]
+    words = (str(tmp_path), *map(str, shown))
+    printed = "".join(forks.run_program(tmp_path, RANKS, PROGRAM, *words, ports=1 + len(shown), **LIMIT))
+    for page in shown:
+        assert printed.count(f"{page.name}: ran") == RANKS
 
 
 @each("page", PAGES)

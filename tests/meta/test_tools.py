@@ -1,6 +1,8 @@
 """Layers, budgets, README's commands, and words that do not belong into the project."""
 
+import ast
 import importlib
+import os
 import platform
 import re
 import shutil
@@ -11,7 +13,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import unisono
 from loops import each
+from python_runs import ran
+from unisono import _native
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(sys.executable).parent
@@ -76,8 +81,7 @@ def test_includes_that_are_refused(tmp_path: Path):
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    command = [sys.executable, "tools/check_includes.py", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ran("tools/check_includes.py", tmp_path, cwd=ROOT)
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "engine/gone.cpp includes engine/gone.hpp",
@@ -192,3 +196,25 @@ def test_the_first_version_that_pip_has(
     text = f"torch\nAvailable versions: {listing}"
     monkeypatch.setattr(install_torch, "PIP", [sys.executable, "-c", f"print({text!r})"])
     assert install_torch.choose(["torch==2.15.0", "torch==2.14.1", "torch==2.13.0"], [], cpu=cpu) == chosen
+
+
+# ---- waits end by the monotonic clock: a step of the system's time does not lengthen them ----
+
+
+@pytest.mark.skipif(os.environ.get("UNISONO_SANITIZED") == "thread", reason="TSan knows only the wall clock")
+def test_no_lock_waits_until_a_time_of_the_wall_clock():
+    names = Path(_native.__file__).read_bytes().split(b"\0")
+    assert not [name for name in names if name.startswith(b"pthread_mutex_timedlock")]
+
+
+# ---- decoders are made when a module is imported, by one thread ----
+
+
+SOURCES = sorted(Path(unisono.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_decode_call_names_a_type(source: Path) -> None:
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "decode":
+            assert not any(keyword.arg == "type" for keyword in node.keywords), f"line {node.lineno}"

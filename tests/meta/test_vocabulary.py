@@ -1,6 +1,4 @@
-"""One word has one meaning: no type has the name of another type, and words that were given up stay away."""
-
-from __future__ import annotations
+"""One word has one meaning: no type has the name of another type, and the glossary's types exist."""
 
 import functools
 import re
@@ -35,22 +33,6 @@ SHARED = {
     "Wait": "a public name: a simulated rank waits for a call; and a client of a store waits for a key",
 }
 
-# Names of types that say what was done to a thing, or are a metaphor. The nouns are in docs/glossary.md.
-GIVEN_UP = """
-    Asked Begun Built Called Calling Coded CodedAs Counted Described Done Found Held Hooked Kept
-    Known Laid Lent Made Measured Met Noted Opened Passed Pinned Prepared Refused Removed Returned
-    Scaled Seen Staged Started Together Told Unavailable Unmeasurable Unusable Waiting Waited Wanted
-    Watched Within Still Through Board Canon Card Inbox Kind Lane LaneEntry Lending Loan Meeting
-    News Part Piece Pieces Place Remark Side Crossing Flaw Neighbours On OnCpu Origins World
-"""
-# In the parts that move bytes, also as words.
-WORDS = re.compile(r"\b(lends?|lent|lending|lenders?|loans?|lanes?|remark(?:s|ed)?|cards?)\b", re.IGNORECASE)
-PAGES = ("docs/design.md", "docs/protocol.md", "docs/adr", "docs/times.md", "docs/glossary.md", "model")
-ALLOWED = re.compile(
-    r"|business card"  # MPI's word, in the glossary
-    r"|lanes;|seen\.lanes"  # of DLPack's dtype
-)
-
 
 def python_types() -> Iterator[tuple[str, str]]:
     for file in sorted((ROOT / "src").rglob("*.py")):
@@ -84,26 +66,6 @@ def test_no_two_types_have_one_name() -> None:
     several = {name: files for name, files in types().items() if len(files) > 1}
     assert {name: files for name, files in several.items() if name not in SHARED} == {}
     assert [name for name in SHARED if name not in several] == []  # a reason for nothing
-
-
-def test_names_that_were_given_up_stay_away() -> None:
-    assert {name: files for name, files in types().items() if name in GIVEN_UP.split()} == {}
-
-
-def test_words_that_were_given_up_stay_away() -> None:
-    files = [*(ROOT / "csrc").rglob("*.?pp"), *(ROOT / "src" / "unisono" / "engine").rglob("*.py")]
-    files += (ROOT / "src" / "unisono" / "plans").rglob("*.py")
-    for page in PAGES:
-        files += (
-            [ROOT / page] if (ROOT / page).is_file() else [f for f in (ROOT / page).rglob("*") if f.is_file()]
-        )
-    found = [
-        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
-        for file in files
-        for number, line in enumerate(file.read_text().splitlines(), 1)
-        if WORDS.search(ALLOWED.sub("", line))
-    ]
-    assert found == []
 
 
 def test_every_type_of_the_glossary_exists() -> None:

@@ -1,9 +1,8 @@
 """A rank of a group that loses ranks. The JSON line that it prints says what became of it.
 
-Arguments: what happens (a name below), the ranks that it happens to ("1,3"), a seed for the moment.
+Arguments: what happens (a name below; "outside": another process does it when all have said that they are
+ready), the ranks that it happens to ("1,3"), a seed for the moment.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -18,7 +17,8 @@ import numpy as np
 
 import unisono as un
 
-WHAT, WHOM, SEED = sys.argv[1], [int(each) for each in sys.argv[2].split(",")], int(sys.argv[3])
+WHAT, WHOM = sys.argv[1], [int(each) for each in sys.argv[2].split(",") if each]
+SEED, TIMEOUT_S = int(sys.argv[3]), {"slow": 4, "outside": 300}
 SIZES = (1, 100, 5000, 300_000)
 
 
@@ -81,11 +81,13 @@ def follow(group: un.Group) -> tuple[un.Group, dict[int, str], list[int]]:
 
 
 def main() -> None:
-    group = un.init_process_group(init_method=os.environ["MEETING"], timeout=4 if WHAT == "slow" else 20)
-    group.elastic = WHAT == "stop"
+    group = un.init_process_group(init_method=os.environ["MEETING"], timeout=TIMEOUT_S.get(WHAT, 20))
+    group.elastic = WHAT in ("stop", "outside")
     try:
         for step in range(4):  # a rank that dies early may end these, too
             check(group, step)
+        if WHAT == "outside":
+            print("ready", flush=True)
         if WHAT not in ("exclude", "during"):
             work(group)
     except un.Evicted as error:

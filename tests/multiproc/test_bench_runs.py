@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from effort import HANG_S, LONG, cases
+from python_runs import ran
 from unisono.commands.bench.cases import OPERATIONS, BenchCase
 from unisono.commands.bench.libraries import MPIS, MpiWorkerGroup
 from unisono.commands.bench.worker_group import BenchError, WorkerGroup
@@ -20,8 +21,7 @@ QUICK = ["--rounds", "2", "--round-ms", "1"]
 
 
 def run(*words: str, timeout_s: float = HANG_S) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "unisono", "bench", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return ran("-m", "unisono", "bench", *words, limit_s=timeout_s)
 
 
 def gone(pid: int) -> bool:
@@ -146,8 +146,7 @@ def test_memcpy_is_compared_in_the_same_run(tmp_path: Path):
 @pytest.mark.skipif("UNISONO_SANITIZED" in os.environ, reason="a sanitizer needs several times the memory")
 def test_sixty_four_groups_of_four_ranks_fit_in_a_gigabyte():
     program = Path(__file__).resolve().parents[2] / "benchmarks" / "memory.py"
-    words = [sys.executable, "-m", "unisono", "run", "-n", "4", str(program), "--nbytes", str(1 << 20)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, check=False)
+    done = ran("-m", "unisono", "run", "-n", "4", program, "--nbytes", 1 << 20)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.partition("] ")[2])["bytes"] < 1 << 30
 

@@ -1,27 +1,18 @@
 """`unisono run --elastic`: jobs that go on without lost ranks, replace them, take newcomers in, and end."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from effort import HANG_S, judge_time
-from launching import Launcher, launching, read_lines, wait_until
+from launching import Launcher, read_lines, wait_until
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 GOES_ON = PROGRAMS / "goes_on.py"
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
-        yield made
 
 
 def done(output: str) -> list[str]:

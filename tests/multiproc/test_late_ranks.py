@@ -2,11 +2,13 @@
 
 import ast
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import ranks
+from loops import SPREADS, each
 from unisono import _native
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "is_late_in_many_ways.py"
@@ -29,9 +31,19 @@ def _is_at(place: str, function: str) -> bool:
     return found is not None and int(found[1]) in _lines(function)
 
 
-@pytest.mark.usefixtures("spread")
-def test_every_waiting_rank_says_where_the_late_one_was() -> None:
-    texts = [dict(line.split("\t") for line in output.splitlines()) for output in ranks.processes(3, PROGRAM)]
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, list[str]]:
+    """What ranks print, by where they are. All jobs at once: the ranks sleep most of the time."""
+    with ThreadPoolExecutor(len(SPREADS)) as pool:
+        jobs = {
+            name: pool.submit(ranks.processes, 3, PROGRAM, environ=more) for name, more in SPREADS.items()
+        }
+    return {name: job.result() for name, job in jobs.items()}
+
+
+@each("spread", SPREADS)
+def test_every_waiting_rank_says_where_the_late_one_was(outputs: dict[str, list[str]], spread: str) -> None:
+    texts = [dict(line.split("\t") for line in output.splitlines()) for output in outputs[spread]]
     one = re.compile(
         r"all_reduce timed out (?:after 1\.0 s|on rank \d): rank 2 never arrived "
         r"\((?:host \S+, )?pid \d+, last seen (?:after|in) barrier #1\)(?:; it was at (.*))? \[group="

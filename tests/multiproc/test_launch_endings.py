@@ -8,29 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from effort import HANG_S, LONG, judge_time
-from launching import Launcher, launching, read_lines, wait_until
-from ports import reserved
+from launching import Launcher, read_lines, wait_until
 from unisono.commands.launch.process import AFTER_SIGNAL_S
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    with reserved() as found:
-        yield found
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
-        yield made
 
 
 # --- failures ----------------------------------------------------------------------------------------

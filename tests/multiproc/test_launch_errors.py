@@ -2,21 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from effort import HANG_S
-from launching import Launcher, launching
+from launching import Launcher
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
-        yield made
 
 
 MISMATCH = PROGRAMS / "calls_another_thing.py"

@@ -11,23 +11,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from effort import HANG_S
-from launching import DEFAULT_SIGNALS, Launcher, launching, read_lines, wait_until
+from launching import DEFAULT_SIGNALS, Launcher, read_lines, wait_until
 from ports import reserved
+from python_runs import ran
 
 PROGRAM = str(Path(__file__).with_name("launcher_program.py"))
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
-        yield made
 
 
 def _run_patched(
@@ -85,8 +79,7 @@ def test_a_second_signal_does_not_interrupt_the_cleaning_up(launcher: Launcher) 
 
 
 def test_a_job_that_has_ended_elsewhere_before_it_begins_here() -> None:
-    command = [sys.executable, PROGRAM, "the_end_comes_with_the_assignment"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    done = ran(PROGRAM, "the_end_comes_with_the_assignment")
     assert (done.returncode, done.stderr) == (0, "")
 
 

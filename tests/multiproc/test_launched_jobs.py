@@ -2,24 +2,21 @@
 
 import importlib.util
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launching import Launcher, launching
+from effort import HANG_S
+from launching import Launcher
+from python_runs import fine, ran
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
-        yield made
 
 
 # --- programs of MPI ---
@@ -188,11 +185,10 @@ def test_sixteen_ranks(launcher: Launcher) -> None:
 
 
 def test_a_program_and_a_module_can_be_run(launcher: Launcher) -> None:
-    run = [sys.executable, "-m", "unisono", "run", "-n", "2"]
-    done = subprocess.run([*run, "--no-python", "sh", "-c", "echo $RANK"], capture_output=True, text=True)
+    run = ("-m", "unisono", "run", "-n", "2")
+    done = ran(*run, "--no-python", "sh", "-c", "echo $RANK")
     assert sorted(done.stdout.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
-    done = subprocess.run([*run, "-m", "json.tool", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "[rank 1] usage" in done.stdout
+    assert "[rank 1] usage" in fine(*run, "-m", "json.tool", "--help")
 
 
 def test_output_that_cannot_be_written_is_told(launcher: Launcher) -> None:
@@ -211,3 +207,47 @@ def test_started_without_standard_descriptors(launcher: Launcher) -> None:
         *launcher.command("print('x'); sys.exit(3)", "-n", "2"),
     ]
     assert subprocess.run(command, env=launcher.environ).returncode == 3
+
+
+# ---- what `make demo` shows without PyTorch: ranks train, and name the one that is killed ----
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "language_model.py"
+
+
+def test_ranks_train_and_name_the_one_that_is_killed():
+    done = ran("-m", "unisono", "run", "-n", "3", EXAMPLE, "--seconds", "2", "--lose-a-rank")
+    assert done.returncode == 137, done.stdout + done.stderr
+    first, last = re.search(r"loss (\d\.\d\d) -> (\d\.\d\d), the same bits on 3 ranks", done.stdout).groups()
+    assert float(last) < float(first) - 0.3
+    pid = re.search(r"\[rank 2\] kill -9 (\d+)\n", done.stdout)[1]
+    assert f"PeerLost: barrier failed: rank 2 (pid {pid}) was ended by SIGKILL" in done.stderr
+
+
+def test_old_command_starts_the_example_of_the_package():
+    command = [sys.executable, "-m", "unisono", "demo"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        shown = demo.stdout.readline()
+        demo.terminate()  # it trains for ten seconds on all cores; the test above sees the end
+        said = demo.communicate(timeout=HANG_S)[1]
+    assert demo.returncode == 128 + signal.SIGTERM, shown + said
+    assert "is now `unisono run -n 4 -m unisono.examples.language_model --lose-a-rank`" in said
+    assert re.match(r"\[rank 0\] step +\d+   loss \d", shown), shown + said
+
+
+def test_ranks_go_on_without_the_one_that_is_killed():
+    words = [
+        "run",
+        "--elastic",
+        "2:3",
+        "--respawn",
+        "3",
+        str(EXAMPLE.with_name("elastic.py")),
+        "--lose-a-rank",
+    ]
+    done = ran('-m', 'unisono', *words, PAUSE_S='0.03')  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is out: ended by SIGKILL; 2 ranks go on" in done.stderr
+    # On a busy machine the others may be done before the replacement has started.
+    assert done.stdout.count("the largest eigenvalue is") in (2, 3), done.stdout

@@ -1,9 +1,6 @@
 """Ranks that die, never come, leave or are interrupted: every other one is told, soon and by name."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +15,7 @@ import unisono as un
 from effort import HANG_S
 from launching import wait_until
 from loops import everywhere
+from python_runs import PATH, fine
 from unisono import _native
 
 HERE = Path(__file__).resolve().parent
@@ -27,19 +25,8 @@ PROGRAMS = HERE / "programs"
 @pytest.mark.usefixtures("spread")
 @pytest.mark.parametrize(("size", "rounds"), [(2, 5), (4, 10)])
 def test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second(size: int, rounds: int) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    program = [
-        sys.executable,
-        str(HERE / "kill_program.py"),
-        str(rounds),
-        str(size),
-        str(time.time_ns() % 1000),
-    ]
-    ended = subprocess.run(
-        program, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    summary = json.loads(ended.stdout.splitlines()[-1])
+    printed = fine(HERE / "kill_program.py", rounds, size, time.time_ns() % 1000, **PATH)
+    summary = json.loads(printed.splitlines()[-1])
     assert (summary["rounds"], summary["failed"]) == (rounds, 0)
 
 
@@ -158,7 +145,7 @@ def test_a_message_that_is_still_arriving_is_no_unexpected_one() -> None:
             x = np.ones(4_000_000)
             # As a process that was stopped: as much as finds room, and nobody goes on with it.
             place = 1, 4, 9, x.ctypes.data, x.nbytes, 60.0, True
-            send = _native.MessageWork(inside.planner(group), inside.engine(group), "send", *place)
+            send = _native.NativeMessageWork(inside.planner(group), inside.engine(group), "send", *place)
             send.start()
             assert not send.ended()
             halfway.set()

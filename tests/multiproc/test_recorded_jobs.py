@@ -1,14 +1,11 @@
 """`unisono run --record`: what ranks call becomes a program, which runs on other networks."""
 
-from __future__ import annotations
-
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from effort import HANG_S
+from python_runs import ran
 from unisono import networks
 from unisono.simulation import Call, Compute, RecvFrom, SendTo, Wait, read_program, scaled, simulate_program
 
@@ -16,8 +13,7 @@ PROGRAM = Path(__file__).with_name("programs") / "recorded_program.py"
 
 
 def record(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "unisono", "run", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path, check=False)
+    return ran("-m", "unisono", "run", *words, cwd=tmp_path)
 
 
 def test_a_job_is_recorded_and_simulated_on_more_hosts(tmp_path: Path) -> None:
@@ -42,11 +38,19 @@ def test_a_job_is_recorded_and_simulated_on_more_hosts(tmp_path: Path) -> None:
     more = scaled(program, 64, replica=4)
     assert len(more.ranks) == 64
     assert simulate_program(more, networks.star(16, ranks=4)).seconds > 0.005
-    simulated = subprocess.run(
-        [sys.executable, "-m", "unisono", "simulate", "job.json", "--network", "fat_tree", "-n", "32",
-         "--replica", "4"],
-        capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path, check=False,
-    )  # fmt: skip
+    simulated = ran(
+        "-m",
+        "unisono",
+        "simulate",
+        "job.json",
+        "--network",
+        "fat_tree",
+        "-n",
+        "32",
+        "--replica",
+        "4",
+        cwd=tmp_path,
+    )
     assert simulated.returncode == 0, simulated.stderr
     assert "job on fat_tree, 32 ranks" in simulated.stdout
 

@@ -1,14 +1,11 @@
 """Arrays of `un.empty` between processes: read where they lie, and what happens where they cannot be."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import ranks
-from effort import HANG_S
+from python_runs import PATH, fine
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "shares_arrays.py"
 
@@ -39,13 +36,8 @@ def test_a_descriptor_that_was_closed_costs_copies_only() -> None:
 def held(collective: str, ending: str) -> dict[str, str]:
     """What sender and reader say when the reader was held in the middle of a message."""
     program = Path(__file__).with_name("held_program.py")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(program), collective, ending]
-    ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return dict(line.split(": ", 1) for line in ended.stdout.splitlines())
+    printed = fine(program, collective, ending, **PATH)
+    return dict(line.split(": ", 1) for line in printed.splitlines())
 
 
 @pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather"])

@@ -5,25 +5,15 @@ import json
 import os
 import random
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from effort import HANG_S
-from launching import Launcher, launching, read_lines
+from launching import Launcher, read_lines
+from python_runs import ran
 from unisono.engine.store import wire
 
 HERE = Path(__file__).resolve().parent
 JOB = HERE / "programs" / "reduces_until_told.py"
-
-
-@pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    with launching(tmp_path) as made:
-        yield made
 
 
 def listening(pids: list[int]) -> dict[int, int]:
@@ -80,11 +70,6 @@ def test_a_scanner_does_not_disturb_a_running_job(launcher: Launcher, tmp_path: 
 
 
 def test_jobs_at_once_do_not_disturb_one_another() -> None:
-    done = subprocess.run(
-        [sys.executable, str(HERE / "crowd_program.py"), "4", "2"],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
+    done = ran(HERE / "crowd_program.py", "4", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["failed"] == 0

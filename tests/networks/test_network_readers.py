@@ -1,7 +1,5 @@
 """Networks from elsewhere: NCCL's topology, hwloc, InfraGraph; and link by link as TOML."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Networks: links, routes, symmetry, and the TOML that describes them."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

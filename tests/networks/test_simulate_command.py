@@ -1,7 +1,5 @@
 """`unisono simulate`, `unisono network` and what `unisono draw` writes, as a user calls them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from xml.etree import ElementTree

@@ -7,10 +7,10 @@ import pytest
 
 import unisono as un
 from inside_planner import (
-    MemoryModel,
     PlanChoice,
+    PlanModel,
+    PricedCollective,
     RankLayout,
-    TimeModel,
     collective_s,
     interconnect_of,
     layer_activations,
@@ -48,7 +48,7 @@ def priced(text: str, shape: un.planner.TransformerShape = DENSE, **given: objec
     return un.plan(shape, **job, plan=text)
 
 
-def call(choice: PlanChoice, collective: str, axis: str) -> un.planner.collectives.PlannedCollective:
+def call(choice: PlanChoice, collective: str, axis: str) -> PricedCollective:
     (found,) = [one for one in choice.collectives if (one.collective, one.axis) == (collective, axis)]
     return found
 
@@ -222,7 +222,8 @@ def test_swapping_states_leaves_two_units() -> None:
     table = DENSE.table()
     layer = DENSE.matrices() + DENSE.vectors()
     assert swapped.chosen.memory.buffers == (layer + max(layer, table)) * (2 + 4 + 12)
-    assert MemoryModel(plain.job).host_bytes(swapped.plan) == pytest.approx(sum(states))
+    (part,) = PlanModel(plain.job).parts(swapped.plan)
+    assert part.model.memory.host_bytes(swapped.plan, part.memory.elements) == pytest.approx(sum(states))
     assert swapped.chosen.time.swap > 0
 
 
@@ -272,5 +273,4 @@ def test_zb_h1_fills_the_bubble() -> None:
     one, other = (priced(f"data=2,pipeline=4,micro_batch=4,schedule={name}") for name in ("1f1b", "zb-h1"))
     assert other.chosen.time.bubble < one.chosen.time.bubble
     assert other.chosen.memory.activations >= one.chosen.memory.activations
-    model = TimeModel(one.job)
-    assert model.least_s(other.plan) <= other.seconds
+    assert PlanModel(one.job).least_s(other.plan) <= other.seconds

@@ -65,27 +65,3 @@ def test_eight_bits_are_quicker_and_smaller_in_part() -> None:
     tokens, plan = 8192, TrainingPlan()
     saved = layer_activations(shape, plan, 2) - layer_activations(shape, plan, 2, inputs=1)
     assert saved == tokens * (2 * shape.hidden + shape.mlp)
-
-
-@each(
-    "given, message",
-    [
-        ({"dispatch": "ranks"}, "expected experts or hosts"),
-        ({"routed_hosts": 4}, "needs dispatch=hosts"),
-        ({"routed_hosts": -1, "dispatch": "hosts"}, "routed_hosts is -1"),
-        ({"compute": ("bf16", "bf16")}, "each once"),
-        ({"compute": ("bf16", "int8")}, "no rate for 'int8'"),
-    ],
-)
-def test_wrong_ways_are_refused(given: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        deepseek(**given)
-
-
-@each(
-    "given",
-    [{"dispatch": 1}, {"routed_hosts": 1.5}, {"expert_overlap": 1}, {"compute": (1,)}, {"compute": ()}],
-)
-def test_ways_of_other_types_are_refused(given: dict[str, object]) -> None:
-    with pytest.raises(TypeError):
-        deepseek(**given)

@@ -7,7 +7,7 @@ import pytest
 
 import unisono as un
 from inside_planner import (
-    MemoryModel,
+    PlanModel,
     RankElements,
     TrainingJob,
     in_flight,
@@ -42,9 +42,9 @@ def test_the_published_values_are_exact(name: str) -> None:
     job = job_of(shape, plan, 2 * batch)  # with one micro-batch the peak may be where backward has ended
     matrices = layers // pipeline * shape.matrices(tensor)
     assert sum(model_states(RankElements(matrices), plan, job)) == states * GIB
-    assert MemoryModel(job).of(plan).activations == pytest.approx(kept * GIB, rel=1e-12)
+    assert PlanModel(job).memory(plan).use.activations == pytest.approx(kept * GIB, rel=1e-12)
     both = msgspec.structs.replace(plan, sequence=True, recompute="selective")
-    assert MemoryModel(job).of(both).activations == pytest.approx(selective * GIB, rel=1e-12)
+    assert PlanModel(job).memory(both).use.activations == pytest.approx(selective * GIB, rel=1e-12)
 
 
 @each(
@@ -70,7 +70,7 @@ def test_all_parameters_are_on_some_rank() -> None:
     """The first and the last rank of a pipeline have a shared table each."""
     shape = shape_of("gpt", layers=12, hidden=768, heads=12, vocab=50257, sequence=1024, positions=1024)
     job = job_of(shape, TrainingPlan(), 1)
-    assert MemoryModel(job).of(TrainingPlan()).parameters == 2 * shape.parameters
+    assert PlanModel(job).memory(TrainingPlan()).use.parameters == 2 * shape.parameters
 
 
 @each("layers", [4, 7, 96, 126])
@@ -113,7 +113,7 @@ def test_every_saving_saves(name: str) -> None:
     assert kept(sequence=True) < kept()
     assert kept(recompute="full") < kept()
     assert kept(micro_batch=2) == 2 * kept()
-    totals = [MemoryModel(job).of(msgspec.structs.replace(plan, zero=zero)) for zero in range(4)]
+    totals = [PlanModel(job).memory(msgspec.structs.replace(plan, zero=zero)).use for zero in range(4)]
     states = [use.parameters + use.gradients + use.moments for use in totals]
     assert states == sorted(states, reverse=True)
     assert len(set(states)) == 4
@@ -125,7 +125,7 @@ def test_zero_has_one_table_whole_while_it_is_at_work(zero: int, elements_bytes:
     numbers = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "sequence": 8192}
     small, large = (shape_of("llama", **numbers, vocab=vocab) for vocab in (1024, 128256))
     plan = TrainingPlan(data=8, zero=zero)
-    buffers = [MemoryModel(job_of(shape, plan, 8)).of(plan).buffers for shape in (small, large)]
+    buffers = [PlanModel(job_of(shape, plan, 8)).memory(plan).use.buffers for shape in (small, large)]
     layer = small.matrices() + small.vectors()
     assert buffers[0] == layer * (elements_bytes + (2 if zero == 3 else 0))
     assert buffers[1] - buffers[0] == (128256 * 4096 - layer) * elements_bytes

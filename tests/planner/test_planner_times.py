@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import unisono as un
-from inside_planner import PlanChoice, PlanModels, PlanTree, RankLayout, collective_s, interconnect_of, price
+from inside_planner import PlanChoice, PlanModel, PlanTree, RankLayout, collective_s, interconnect_of, price
 from loops import each
 from unisono import networks
 from unisono.networks import Cable, Costs, Network
@@ -185,12 +185,11 @@ SMALL = shape_of("gpt", layers=8, hidden=1024, heads=16, vocab=32000, sequence=5
 @each("hardware", ["a100-80g", "h100-80g", "v100-32g"])
 def test_causes_collectives_and_bounds_agree(hardware: str) -> None:
     job = un.plan(SMALL, batch=32, gpus=16, hardware=hardware, plan="").job
-    models = PlanModels(job)
-    model = models.of(un.planner.TrainingPlan())
+    model = PlanModel(job)
     plans = list(PlanTree(job, {}))[::40]
     assert len(plans) > 500
     for plan in plans:
-        time = price(models, plan).time
+        time = price(model, plan).time
         assert min(time) >= 0
         assert model.least_s(plan) <= time.total * (1 + 1e-9)
         exposed: dict[str, float] = {}

@@ -1,7 +1,5 @@
 """GOAL and Chakra: every algorithm there and back, and damaged files refused."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

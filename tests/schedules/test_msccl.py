@@ -1,7 +1,5 @@
 """MSCCL's XML: what it means, every algorithm there and back, wrong schedules refused with rank and step."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

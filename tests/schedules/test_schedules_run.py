@@ -1,7 +1,5 @@
 """Schedules in files, run by the engine: right sums, and wrong ones refused before a byte moves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """TE-CCL's solutions: chunks over links in epochs become a plan."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

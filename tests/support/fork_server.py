@@ -93,9 +93,7 @@ def run(words: list[str]) -> int:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # pools end their workers; the others are joined
     atexit._run_exitfuncs()
     return code
 

@@ -4,9 +4,8 @@ A test uses a name of it for a part of the arithmetic that no plan shows by itse
 """
 # ruff: noqa: F401
 
-from unisono.planner.choice_page import ChoicePage, TradePoint
-from unisono.planner.cluster_model import PlanModels, with_layers
-from unisono.planner.collectives import places_hit
+from unisono.planner.choice_page import ChoicePage, PricedCollective, TradePoint
+from unisono.planner.collectives import RankLayout, collective_s, interconnect_of, places_hit
 from unisono.planner.compute_calibration import (
     ComputeCalibration,
     Measurement,
@@ -18,8 +17,7 @@ from unisono.planner.compute_calibration import (
     recall_compute,
 )
 from unisono.planner.hardware import HostMemory, LinkRate, find_cluster, shipped
-from unisono.planner.interconnect import RankLayout, collective_s, interconnect_of
-from unisono.planner.memory import MemoryModel, RankElements, layer_activations, model_states
+from unisono.planner.memory import RankElements, layer_activations, model_states
 from unisono.planner.model_config import MODEL_TYPES, named_models, read_shape
 from unisono.planner.operator_costs import (
     POINTS,
@@ -29,8 +27,8 @@ from unisono.planner.operator_costs import (
     roofline,
     roofline_of,
 )
+from unisono.planner.plan_model import PlanModel, with_layers
 from unisono.planner.planner import PlanChoice
 from unisono.planner.search import PlanTree, divisors, price, search, uneven_layers, uneven_rows
 from unisono.planner.stages import in_flight, rank_layers, stage_layers
-from unisono.planner.step_time import TimeModel
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob

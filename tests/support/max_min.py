@@ -4,8 +4,6 @@ It knows messages, routes, bursts of links, and ranks that run their programs in
 symmetry, no bundles, no rendezvous.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction

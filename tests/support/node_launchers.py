@@ -1,7 +1,5 @@
 """`unisono run` on the hosts of a test, two ranks on each."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

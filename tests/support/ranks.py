@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -100,15 +100,20 @@ def threads(size: int, work: Callable[[Group], Any], **options: Any) -> list[Any
     return results
 
 
-def processes(size: int, program: Path, *arguments: str, timeout_s: float = HANG_S) -> list[str]:
+def processes(
+    size: int, program: Path, *arguments: str, timeout_s: float = HANG_S, environ: Mapping[str, str] = {}
+) -> list[str]:
     """Run a program as `size` ranks; returns the output of each. Fails when one does.
 
     It finds its rank and the number of ranks in its environment, and a place to meet:
     `un.init_process_group(init_method=os.environ["MEETING"])` makes their group.
     """
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "WORLD_SIZE": str(size), "MEETING": f"file://{folder}/meeting"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *sys.path])
+        environment = {**os.environ, **environ, "WORLD_SIZE": str(size)}
+        environment |= {
+            "MEETING": f"file://{folder}/meeting",
+            "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+        }
         running = [
             subprocess.Popen(
                 [sys.executable, str(program), *arguments],

@@ -1,7 +1,5 @@
 """Jobs of elastic training that tests run, and what they check of each."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -89,6 +87,17 @@ def run_job(launcher: Launcher, *args: str, flags: tuple[str, ...] = ()) -> Job:
     return Job(folder, found.stdout + found.stderr)
 
 
+def run_forks(forks: suite.Forks, folder: Path, *args: str, left: int, plan: Any, **environ: Any) -> Job:
+    """The same of ranks that no launcher replaces, of which `left` end well."""
+    place, ranks = folder / "job", folder / "ranks"
+    place.mkdir()
+    ranks.mkdir()
+    size = int(args[0])
+    environ |= {"PLAN": json.dumps({**plan})}
+    printed = forks.run_program(ranks, size, JOB, str(place), *args, dead=size - left, **environ)
+    return Job(place, "".join(printed))
+
+
 def check_truth(forks: suite.Forks, job: Job, *, tolerance: float | None = None, **plan: Any) -> None:
     """After each change losses and states equal those of a run begun with its ranks, on one host.
 
@@ -129,7 +138,20 @@ def steps(launcher: Launcher, name: str, ranks: int, *more: str, flags: tuple[st
     found = launcher.run(CASES, "--elastic", f"1:{ranks}", *flags, args=(name, str(ranks), *more))
     output = found.stdout + found.stderr
     assert found.returncode == 0, output
-    lines = [line.partition("] ")[2] for line in output.splitlines() if '"step"' in line]
+    return told_in(output)
+
+
+def steps_of_forks(
+    forks: suite.Forks, folder: Path, name: str, *more: str, dead: int = 0, **plan: Any
+) -> Any:
+    """The same of two ranks that no launcher replaces; `dead`: of them."""
+    folder.mkdir()
+    environ = {"PLAN": json.dumps(plan)}
+    return told_in("".join(forks.run_program(folder, 2, CASES, name, "2", *more, dead=dead, **environ)))
+
+
+def told_in(output: str) -> list[Any]:
+    lines = [line[line.index("{") :] for line in output.splitlines() if '"step"' in line]
     told: dict[int, Any] = {}
     for one in map(json.loads, lines):
         assert told.setdefault(one["step"], one) == one, output

@@ -13,8 +13,7 @@ from unisono.parallel.context.layout import PositionSpan
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.collectives import CollectiveCosts, LinkCosts, RankGroups
 from unisono.parallel.costs.forecast import ForecastCheck
-from unisono.parallel.costs.operator_kinds import PRICED, OperatorPoint, point_of
-from unisono.parallel.costs.operator_prices import HostStarts, OperatorPrices
+from unisono.parallel.costs.operators import PRICED, HostStarts, OperatorPoint, OperatorPrices, point_of
 from unisono.parallel.costs.step_parts import HostPrices, ParameterSizes, StageStarts, StepParts
 from unisono.parallel.costs.step_time import (
     COMPARED,
@@ -26,6 +25,7 @@ from unisono.parallel.costs.step_time import (
     shared_time,
     step_forecast,
 )
+from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, trace_step, trace_update
 from unisono.parallel.experts import spread
 from unisono.parallel.graph.program import Ref, template
@@ -39,7 +39,6 @@ from unisono.parallel.pipeline.schedule import KINDS, Action, Schedule, predict,
 from unisono.parallel.pipeline.stages import balance, counted_costs
 from unisono.parallel.planning import dry_run, planner, search
 from unisono.parallel.planning.candidates import changes, neighbours, plans
-from unisono.parallel.planning.choice import TIME_NAMES
 from unisono.parallel.planning.dry_axes import DrawnRows
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.machine import (
@@ -62,9 +61,8 @@ from unisono.parallel.planning.memory_account import (
     kernel_memory,
 )
 from unisono.parallel.planning.search import PlanSearch
-from unisono.parallel.planning.task import TrainingTask
 from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.program_state import ModuleSettings
-from unisono.parallel.recording import ModelRecorder
+from unisono.parallel.programs import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
 from unisono.parallel.written_parameters import STEPS

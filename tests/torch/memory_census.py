@@ -11,8 +11,6 @@ more than 5 % above, or 2 % below, and 4 KiB or more: a run has some numbers of 
 The process group keeps its last 16 results of up to 16 numbers: on a virtual GPU up to 8 KiB.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

@@ -5,8 +5,6 @@ stays at fault, and printed as Python. At the end: how many were the same, what 
 each operator was really cut. `--case SEED PLAN` prints and tries one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

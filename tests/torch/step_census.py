@@ -8,8 +8,6 @@ the forecast, its largest parts. The last line is a summary. The machine has to 
 `unisono calibrate`, `unisono calibrate --compute`.
 """
 
-from __future__ import annotations
-
 import logging
 import statistics
 import sys

@@ -1,10 +1,13 @@
 """Runs modules of this folder as several ranks: one Python for many jobs, each rank a fork of it."""
 
 import ast
+import json
 from pathlib import Path
+from typing import Any
 
 from effort import HANG_S
 from forks import ForkServer
+from ports import reserved
 
 HERE = Path(__file__).resolve().parent
 Jobs = dict[str, tuple[str, int, list[str]]]
@@ -34,6 +37,37 @@ class Forks:
                 f"rank {rank}:\n{text}" + (f"(ended with {code})" if code else "")
                 for rank, (code, text) in enumerate(zip(codes, printed, strict=True))
             ]
+        return found
+
+    def run_program(
+        self,
+        folder: Path,
+        size: int,
+        program: Path,
+        *arguments: str,
+        ports: int = 1,
+        dead: int = 0,
+        **environ: Any,
+    ) -> list[str]:
+        """Run a program as a launcher runs its ranks; what each of them printed.
+
+        Fails unless all of them end well but `dead` ones. ports: from MASTER_PORT on.
+        """
+        with reserved(ports) as port:
+            environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environ}
+            words = [str(program), *arguments]
+            codes, printed = self._server.run(folder, size, words=words, environ=environ)
+        assert sum(map(bool, codes)) == dead, f"ended with {codes}\n" + "\n".join(printed)
+        return printed
+
+    def losses(self, folder: Path, size: int, *jobs: dict[str, Any]) -> list[list[float]]:
+        """The losses of each job of parallel/saves.py; their checkpoints are beside `folder`."""
+        folder.mkdir(parents=True)
+        arguments = [str(folder.parent / "shared"), *map(json.dumps, jobs)]
+        printed = self.run(folder, {"saves": ("parallel.saves", size, arguments)})["saves"]
+        written = folder / "saves" / "losses.json"
+        assert written.exists(), "\n".join(printed)
+        found: list[list[float]] = json.loads(written.read_text())
         return found
 
 

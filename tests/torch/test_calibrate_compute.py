@@ -1,7 +1,5 @@
 """`unisono calibrate --compute` as a user calls it: five minutes on a quiet machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

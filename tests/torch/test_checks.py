@@ -29,7 +29,14 @@ def results(forks: suite.Forks, size: int) -> dict[str, str]:
     return run_all(forks, size, "checks", suite.checks("checks"), HANG_S)
 
 
-def run_all(forks: suite.Forks, size: int, package: str, checks: list[str], limit_s: float) -> dict[str, str]:
+def run_all(
+    forks: suite.Forks,
+    size: int,
+    package: str,
+    checks: list[str],
+    limit_s: float,
+    grace_s: float = AFTER_A_DEATH_S,
+) -> dict[str, str]:
     """Run checks on `size` ranks; what went wrong in each (empty: it passed)."""
     deadline = time.monotonic() + limit_s
     found: dict[str, str] = {}
@@ -37,15 +44,17 @@ def run_all(forks: suite.Forks, size: int, package: str, checks: list[str], limi
         remaining_s = deadline - time.monotonic()
         if remaining_s < CALL_S:
             return dict.fromkeys(checks, f"not run: {limit_s} s were over") | found
-        found |= run(forks, size, package, left, remaining_s)
+        found |= run(forks, size, package, left, remaining_s, grace_s)
     return found
 
 
-def run(forks: suite.Forks, size: int, package: str, checks: list[str], limit_s: float) -> dict[str, str]:
+def run(
+    forks: suite.Forks, size: int, package: str, checks: list[str], limit_s: float, grace_s: float
+) -> dict[str, str]:
     """Run checks in one set of processes, up to the first that does not end on all ranks."""
     with tempfile.TemporaryDirectory() as folder:
         job = ("worker", size, [package, *checks])
-        printed = forks.run(Path(folder), {"ranks": job}, limit_s, AFTER_A_DEATH_S)["ranks"]
+        printed = forks.run(Path(folder), {"ranks": job}, limit_s, grace_s)["ranks"]
         written = [outcomes(Path(folder, "ranks", f"result{rank}")) for rank in range(size)]
     ended = [check for check in checks if all(check in of_rank for of_rank in written)]
     found = {check: _text(written, check) for check in ended}
@@ -98,7 +107,7 @@ def test_a_check_that_fails_fails_alone(forks: suite.Forks):
 
 def test_a_check_that_ends_a_rank_fails_alone(forks: suite.Forks):
     checks = [f"ends_its_rank.check_{name}" for name in DIES]
-    found = run_all(forks, 2, "failing", checks, HANG_S)
+    found = run_all(forks, 2, "failing", checks, HANG_S, grace_s=2)
     failed = {check: text for check, text in found.items() if text}
     assert list(failed) == ["ends_its_rank.check_ends_its_process", "ends_its_rank.check_is_killed"]
     assert "(ended with 7)" in failed["ends_its_rank.check_ends_its_process"]

@@ -1,7 +1,5 @@
 """A forecast's pipeline takes what the schedule takes on paper; more ranks than cores share them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import msgspec

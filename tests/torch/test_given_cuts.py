@@ -1,7 +1,5 @@
 """Cuts of the tensor axis that a caller names: proved from the recorded program, or refused and why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,7 @@
 import ast
 import json
 import os
-import subprocess
-import sys
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import versions  # noqa: E402
-from effort import HANG_S  # noqa: E402
 from loops import each  # noqa: E402
+from python_runs import fine  # noqa: E402
 from unisono import _native  # noqa: E402
 from unisono.torch_internals import MissingPrivateName, PrivateName, catalog, find, need, optional  # noqa: E402
 from unisono.torch_internals.version_names import EARLIER_METHODS, method_of  # noqa: E402
@@ -98,9 +97,11 @@ def private(tree: ast.AST, ours: set[str]) -> Iterator[str]:
                 yield f"{node.lineno}: {name}"
 
 
-def test_the_page_has_the_table_of_names() -> None:
+def test_the_page_has_the_table_of_names(capsys: pytest.CaptureFixture[str]) -> None:
     page = versions.PAGE.read_text()
-    assert versions.with_tables(page, json.loads(versions.RESULTS.read_text()), os.environ) == page
+    runpy.run_path(str(versions.NAMES))
+    rows = capsys.readouterr().out
+    assert versions.with_tables(page, json.loads(versions.RESULTS.read_text()), rows) == page
 
 
 NO_PARENT = PrivateName("torch:Tensor._nothing", purpose="test", without="nothing works")
@@ -129,9 +130,8 @@ def test_a_name_that_is_optional_warns_once_that_something_is_off() -> None:
 def test_without_a_name_the_rest_works(tmp_path: Path) -> None:
     """On a PyTorch that lacks one name a feature works, or its error names it; nothing crashes or hangs."""
     paths = [name.path for name in NAMES if find(name) is not None]
-    program = [sys.executable, str(HERE / "programs" / "hidden_names.py"), str(tmp_path), *paths]
-    done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=HANG_S)
-    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    printed = fine(HERE / "programs" / "hidden_names.py", tmp_path, *paths)
+    outcomes = [json.loads(line) for line in printed.splitlines()]
     assert [each["path"] for each in outcomes] == paths
     for outcome in outcomes:
         path = outcome["path"].replace(":", ".")

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -307,26 +306,17 @@ def test_sparse_gradients_are_refused():
         up.CompressedAdam(layer.parameters()).step()
 
 
-def job(do: str, **plan: Any) -> str:
-    return json.dumps({"do": do, "model": "tied", "plan": plan, "optimizer": "compressed"})
+def job(do: str, **plan: Any) -> dict[str, Any]:
+    return {"do": do, "model": "tied", "plan": plan, "optimizer": "compressed"}
 
 
 def test_it_is_cut_by_zero_and_kept_in_checkpoints(forks: suite.Forks, tmp_path: Path) -> None:
-    def run(name: str, size: int, *jobs: str) -> list[list[float]]:
-        folder = tmp_path / name
-        folder.mkdir()
-        arguments = [str(tmp_path / "shared"), *jobs]
-        printed = forks.run(folder, {"saves": ("parallel.saves", size, arguments)})["saves"]
-        assert (folder / "saves" / "losses.json").exists(), "\n".join(printed)
-        found: list[list[float]] = json.loads((folder / "saves" / "losses.json").read_text())
-        return found
-
-    everything, first, rest, cut_otherwise, tensor = run(
-        "a", 2,
+    everything, first, rest, cut_otherwise, tensor = forks.losses(
+        tmp_path / "a", 2,
         job("all", data=2, zero=2), job("first", data=2, zero=2), job("rest", data=2, zero=2),
         job("rest", data=2, zero=3), job("rest", tensor=2),
     )  # fmt: skip
     assert first + rest == everything
-    (alone,) = run("b", 1, job("all"))
+    (alone,) = forks.losses(tmp_path / "b", 1, job("all"))
     for found in (everything, first + cut_otherwise, first + tensor):
         assert found == pytest.approx(alone, abs=1e-3)  # parts of a parameter have other random bits

@@ -13,28 +13,16 @@ import suite
 from effort import swept
 
 
-def run(forks: suite.Forks, folder: Path, size: int, *jobs: dict[str, Any]) -> list[list[float]]:
-    folder.mkdir(exist_ok=True)
-    arguments = [str(folder.parent / "shared"), *map(json.dumps, jobs)]
-    printed = forks.run(folder, {"saves": ("parallel.saves", size, arguments)})["saves"]
-    written = folder / "saves" / "losses.json"
-    if not written.exists():
-        pytest.fail("\n".join(printed), pytrace=False)
-    found: list[list[float]] = json.loads(written.read_text())
-    return found
-
-
 def job(do: str, model: str, **plan: Any) -> dict[str, Any]:
     return {"do": do, "model": model, "plan": plan}
 
 
 def test_saved_by_four_data_ranks_and_continued_otherwise(forks: suite.Forks, tmp_path: Path) -> None:
-    (alone,) = run(forks, tmp_path / "a", 1, job("all", "tied"))
-    (first,) = run(forks, tmp_path / "b", 4, job("first", "tied", data=4, zero=2))
+    (alone,) = forks.losses(tmp_path / "a", 1, job("all", "tied"))
+    (first,) = forks.losses(tmp_path / "b", 4, job("first", "tied", data=4, zero=2))
     steps = sorted(path.name for path in (tmp_path / "shared").iterdir())
     assert steps == ["step-00000002", "step-00000003"]
-    others = run(
-        forks,
+    others = forks.losses(
         tmp_path / "c",
         4,
         job("rest", "tied", tensor=2, pipeline=2, micro_batches=2),
@@ -45,21 +33,8 @@ def test_saved_by_four_data_ranks_and_continued_otherwise(forks: suite.Forks, tm
         assert first + rest == pytest.approx(alone, abs=1e-5)
 
 
-def test_a_crash_during_a_save_leaves_the_previous_one(forks: suite.Forks, tmp_path: Path) -> None:
-    (alone,) = run(forks, tmp_path / "a", 1, job("all", "mlp"))
-    (first,) = run(forks, tmp_path / "b", 2, job("first", "mlp", tensor=2))
-    crash = tmp_path / "crash"
-    crash.mkdir()
-    arguments = [str(tmp_path / "shared"), json.dumps(job("crash", "mlp", data=2, zero=3))]
-    printed = forks.run(crash, {"saves": ("parallel.saves", 2, arguments)})["saves"]
-    assert "(ended with -9)" in "".join(printed)
-    assert (tmp_path / "shared" / "step-00000004.partial").exists()
-    (rest,) = run(forks, tmp_path / "c", 2, job("rest", "mlp", pipeline=2))
-    assert first + rest == pytest.approx(alone, abs=1e-5)
-
-
 def test_another_models_checkpoint_is_refused(forks: suite.Forks, tmp_path: Path) -> None:
-    run(forks, tmp_path / "a", 1, job("first", "mlp"))
+    forks.losses(tmp_path / "a", 1, job("first", "mlp"))
     folder = tmp_path / "b"
     folder.mkdir()
     arguments = [str(tmp_path / "shared"), json.dumps(job("rest", "conv"))]

@@ -27,26 +27,25 @@ def test_checks(forks: suite.Forks, size: int, subtests: pytest.Subtests) -> Non
                 pytest.fail(text, pytrace=False)
 
 
-def job(do: str, compression: str = "both", **plan: Any) -> str:
-    return json.dumps({"do": do, "model": "tied", "plan": plan, "compression": compression})
+def job(do: str, compression: str = "both", **plan: Any) -> dict[str, Any]:
+    return {"do": do, "model": "tied", "plan": plan, "compression": compression}
 
 
 def test_any_plan_loads_the_buffers(forks: suite.Forks, tmp_path: Path) -> None:
     """Under the same plan the run goes on bit for bit, under another one with the same losses, nearly."""
     four, staged, cut = {"data": 4}, {"data": 2, "pipeline": 2, "micro_batches": 2}, {"data": 2, "tensor": 2}
-    others = swept([job("rest", **staged)], [job("rest", **cut), job("rest", "none", zero=1, **four)])
-    plain, everything, first, rest, *others = run_jobs(
-        forks, tmp_path / "a", 4, job("all", "none", **four), job("all", **four), job("first", **four),
-        job("rest", **four), *others,
-    )  # fmt: skip
-    assert first + rest == everything
-    assert everything != plain
-    for found in (everything, *(first + other for other in others)):
-        assert found == pytest.approx(plain, abs=0.05)
-    everything, first, rest = run_jobs(
-        forks, tmp_path / "b", 4, job("all", **cut), job("first", **cut), job("rest", **cut)
+    others = [job("rest", **four), job("rest", **cut), job("rest", "none", zero=1, **four)]
+    (plain,) = forks.losses(tmp_path / "plain" / "jobs", 1, job("all", "none"))
+    first, *rests = forks.losses(
+        tmp_path / "a" / "jobs", 4, job("first", **four), *swept([job("rest", **staged)], others)
     )
-    assert first + rest == everything
+    everything, begun, rest = forks.losses(
+        tmp_path / "b" / "jobs", 4, job("all", **cut), job("first", **cut), job("rest", **cut)
+    )
+    assert begun + rest == everything
+    assert everything != plain
+    for found in (everything, *(first + other for other in rests)):
+        assert found == pytest.approx(plain, abs=0.05)
 
 
 @pytest.mark.slow
@@ -63,16 +62,6 @@ def test_the_final_loss_is_that_of_exact_gradients(forks: suite.Forks, tmp_path:
             change = found[way] / found["exact"] - 1
             print(f"{name}: exact {found['exact']:.5f}, {way} {found[way]:.5f}, {change:+.3%}")
             assert change < limit, (name, way)
-
-
-def run_jobs(forks: suite.Forks, folder: Path, size: int, *jobs: str) -> list[list[float]]:
-    """The losses of each job of parallel/saves.py."""
-    folder.mkdir(exist_ok=True)
-    arguments = [str(folder / "shared"), *jobs]
-    printed = forks.run(folder, {"saves": ("parallel.saves", size, arguments)})["saves"]
-    assert (folder / "saves" / "losses.json").exists(), "\n".join(printed)
-    found: list[list[float]] = json.loads((folder / "saves" / "losses.json").read_text())
-    return found
 
 
 def test_columns_become_orthonormal_whatever_they_are():

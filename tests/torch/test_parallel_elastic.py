@@ -1,17 +1,15 @@
 """Elastic training: ranks die in a step, and come. The losses are those of a run begun with these ranks."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import suite
 import unisono.parallel as up
-from elastic_jobs import check_truth, elastic_launching, run_job, steps
+from elastic_jobs import check_truth, elastic_launching, run_forks, run_job, steps, steps_of_forks
 from launching import Launcher
 
 
@@ -21,72 +19,86 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
         yield made
 
 
-@pytest.mark.sweep
-def test_three_ranks_die_in_forward_in_the_exchange_and_in_the_update(
-    launcher: Launcher, forks: suite.Forks
-) -> None:
-    job = run_job(launcher, "4", "18", "3:forward:3", "0:exchange:6", "1:optimizer:11")
-    assert [(one["before"], one["size"]) for one in job.changes()] == [(4, 3), (3, 2), (2, 1)], job.output
-    assert "is out: ended by SIGKILL" in job.output
-    assert len(job.losses()) == 18
-    job.check_samples()
-    check_truth(forks, job)
+class Case(NamedTuple):
+    """A job whose ranks change.
+
+    Args:
+        args: ranks, steps (0: until it has changed), faults.
+        sizes: before and after each change.
+        plan: of the job. truth: what a run from there has of it.
+        says: what the job prints.
+        first: what it says of the first change; no launcher has a part in it.
+        undone: see `Job.check_samples`.
+    """
+
+    args: tuple[str, ...]
+    sizes: list[tuple[int, int]]
+    plan: Mapping[str, Any] = {}
+    truth: Mapping[str, Any] = {}
+    flags: tuple[str, ...] = ()
+    environ: Mapping[str, str] = {}
+    says: str = ""
+    first: str = ""
+    undone: bool = False
 
 
-@pytest.mark.sweep
-def test_ranks_die_between_steps_in_a_save_and_where_an_epoch_begins(
-    launcher: Launcher, forks: suite.Forks
-) -> None:
-    job = run_job(launcher, "4", "18", "2:between:3", "0:save:6", "1:draw:9")
-    assert [(one["before"], one["size"]) for one in job.changes()] == [(4, 3), (3, 2), (2, 1)], job.output
-    job.check_samples()
-    check_truth(forks, job)
+def sharded(faults: tuple[str, ...], first: str = "from the copy on rank", **plan: Any) -> Case:
+    """Shards of a dead rank come from copies."""
+    return Case(("4", "14", *faults), [(4, 3), (3, 2)], plan, plan | {"data": 4}, first=first, undone=True)
 
 
-@pytest.mark.sweep
-def test_a_rank_that_raises_leaves_the_others(launcher: Launcher, forks: suite.Forks) -> None:
-    job = run_job(launcher, "3", "10", "1:raise:4")
-    assert "left because of ArithmeticError: a bad sample" in job.output
-    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2)], job.output
-    job.check_samples()
-    check_truth(forks, job)
+RESPAWN = ("--respawn", "2")
+USUAL = {
+    "a lost rank is replaced and the newcomer has the state": Case(
+        ("3", "0", "0:exchange:3"), [(3, 2), (2, 3)], flags=RESPAWN
+    ),
+    "shards of zero=3": sharded(("1:exchange:3", "3:draw:9"), zero=3),
+}
+SWEPT = {
+    "three ranks die in forward, in the exchange and in the update": Case(
+        ("4", "18", "3:forward:3", "0:exchange:6", "1:optimizer:11"), [(4, 3), (3, 2), (2, 1)],
+        says="is out: ended by SIGKILL",
+    ),
+    "ranks die between steps, in a save and where an epoch begins": Case(
+        ("4", "18", "2:between:3", "0:save:6", "1:draw:9"), [(4, 3), (3, 2), (2, 1)]
+    ),
+    "a rank that raises leaves the others": Case(
+        ("3", "10", "1:raise:4"), [(3, 2)], says="left because of ArithmeticError: a bad sample"
+    ),
+    "a rank that is behind gets the step from those that completed it": Case(
+        ("3", "10", "0:behind:4", "1:behind:6", "2:forward:6", "0:exchange:9"), [(3, 2), (2, 1)]
+    ),
+    "a rank that stops is out": Case(("3", "10", "1:stop:4"), [(3, 2)], flags=("--grace", "0.1")),
+    "a newcomer comes in the first steps": Case(
+        ("3", "0", "0:exchange:1"), [(3, 2), (2, 3)], flags=RESPAWN, environ={"PAUSE_S": "15"}
+    ),
+    "a newcomer gets shards": Case(
+        ("3", "0", "0:exchange:3"), [(3, 2), (2, 3)], {"zero": 3}, {"zero": 3}, RESPAWN
+    ),
+    "shards of zero=1": sharded(("3:forward:3", "0:exchange:6"), zero=1),
+    "shards of zero=2": sharded(("0:optimizer:3", "1:copied:5", "2:save:6"), zero=2),
+    "shards with replicas": sharded(
+        ("0:forward:3", "1:optimizer:6"), "from the replica on rank", zero=3, shard=2
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.sweep
-def test_a_rank_that_is_behind_gets_the_step_from_those_that_completed_it(
-    launcher: Launcher, forks: suite.Forks
-) -> None:
-    job = run_job(launcher, "3", "10", "0:behind:4", "1:behind:6", "2:forward:6", "0:exchange:9")
-    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 1)], job.output
-    job.check_samples()
-    check_truth(forks, job)
-
-
-@pytest.mark.sweep
-def test_a_rank_that_stops_is_out(launcher: Launcher, forks: suite.Forks) -> None:
-    job = run_job(launcher, "3", "10", "1:stop:4", flags=("--grace", "0.1"))
-    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2)], job.output
-    job.check_samples()
-    check_truth(forks, job)
-
-
-def test_a_lost_rank_is_replaced_and_the_newcomer_has_the_state(
-    launcher: Launcher, forks: suite.Forks
-) -> None:
-    job = run_job(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
-    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
-    job.check_samples()
-    check_truth(forks, job)
-
-
-@pytest.mark.sweep
-def test_a_newcomer_comes_in_the_first_steps(launcher: Launcher, forks: suite.Forks) -> None:
-    launcher.environ["PAUSE_S"] = "15"
-    job = run_job(launcher, "3", "0", "0:exchange:1", flags=("--respawn", "2"))
-    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
-    assert job.changes()[1]["steps"] < 2, job.output
-    job.check_samples()
-    check_truth(forks, job)
+@pytest.mark.parametrize("name", [*USUAL, *(pytest.param(name, marks=pytest.mark.sweep) for name in SWEPT)])
+def test_a_job_goes_on_as_one_begun_with_its_ranks(launcher: Launcher, forks: suite.Forks, name: str) -> None:
+    case = (USUAL | SWEPT)[name]
+    launcher.environ |= {**case.environ} | ({"PLAN": json.dumps({**case.plan})} if case.plan else {})
+    if case.first:
+        job = run_forks(forks, launcher.folder, *case.args, left=case.sizes[-1][1], plan=case.plan)
+    else:
+        job = run_job(launcher, *case.args, flags=case.flags)
+    changes = job.changes()
+    assert [(one["before"], one["size"]) for one in changes] == case.sizes, job.output
+    assert case.says in job.output
+    assert case.first in changes[0]["change"]
+    assert case.args[1] in ("0", str(len(job.losses())))
+    assert name != "a newcomer comes in the first steps" or changes[1]["steps"] < 2, job.output
+    job.check_samples(undone=case.undone)
+    check_truth(forks, job, **case.truth)
 
 
 @pytest.mark.sweep
@@ -99,47 +111,6 @@ def test_a_newcomer_that_dies_while_it_takes_the_state_leaves_the_others(
     assert sizes[-1] == 2
     job.check_samples()
     check_truth(forks, job)
-
-
-@pytest.mark.parametrize(
-    ("plan", "faults", "sizes"),
-    [
-        pytest.param({"zero": 1}, ("3:forward:3", "0:exchange:6"), [(4, 3), (3, 2)], marks=pytest.mark.sweep),
-        pytest.param(
-            {"zero": 2},
-            ("0:optimizer:3", "1:copied:5", "2:save:6"),
-            [(4, 3), (3, 2)],
-            marks=pytest.mark.sweep,
-        ),
-        ({"zero": 3}, ("1:exchange:3", "3:draw:9"), [(4, 3), (3, 2)]),
-        pytest.param(
-            {"zero": 3, "shard": 2},
-            ("0:forward:3", "1:optimizer:6"),
-            [(4, 3), (3, 2)],
-            marks=pytest.mark.sweep,
-        ),
-    ],
-    ids=str,
-)
-def test_shards_of_a_dead_rank_come_from_copies(
-    launcher: Launcher, forks: suite.Forks, plan: dict[str, Any], faults: tuple[str, ...], sizes: list[Any]
-) -> None:
-    launcher.environ["PLAN"] = json.dumps(plan)
-    job = run_job(launcher, "4", "14", *faults)
-    assert [(one["before"], one["size"]) for one in job.changes()] == sizes, job.output
-    first = "from the replica on rank" if "shard" in plan else "from the copy on rank"
-    assert first in job.changes()[0]["change"]
-    job.check_samples(undone=True)
-    check_truth(forks, job, **plan, data=4)
-
-
-@pytest.mark.sweep
-def test_a_newcomer_gets_shards(launcher: Launcher, forks: suite.Forks) -> None:
-    launcher.environ["PLAN"] = json.dumps({"zero": 3})
-    job = run_job(launcher, "3", "0", "0:exchange:3", flags=("--respawn", "2"))
-    assert [(one["before"], one["size"]) for one in job.changes()] == [(3, 2), (2, 3)], job.output
-    job.check_samples()
-    check_truth(forks, job, zero=3)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +153,10 @@ def test_calls_that_are_refused(forks: suite.Forks, tmp_path: Path, name: str) -
     ids=str,
 )
 def test_a_rank_that_was_behind_does_as_if_it_had_completed_the_step(
-    launcher: Launcher, plan: dict[str, Any]
+    forks: suite.Forks, tmp_path: Path, plan: dict[str, Any]
 ) -> None:
-    launcher.environ["PLAN"] = json.dumps(plan)
-    assert steps(launcher, "behind", 2)[0] == steps(launcher, "behind", 2, "calm")[0]
+    told, output = steps_of_forks(forks, tmp_path / "behind", "behind", **plan)
+    assert told == steps_of_forks(forks, tmp_path / "calm", "behind", "calm", **plan)[0], output
 
 
 @pytest.mark.sweep
@@ -197,8 +168,8 @@ def test_a_rank_that_was_behind_in_a_draw_has_the_batches_of_the_others(launcher
     assert len(told) == 4 + 6 + 6
 
 
-def test_on_change_cannot_make_calls(launcher: Launcher) -> None:
-    told, output = steps(launcher, "nested", 2)
+def test_on_change_cannot_make_calls(forks: suite.Forks, tmp_path: Path) -> None:
+    told, output = steps_of_forks(forks, tmp_path / "nested", "nested", dead=1)
     assert "refused: a call of this run is under way" in output
     assert len(told) == 4
 

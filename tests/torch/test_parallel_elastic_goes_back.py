@@ -1,7 +1,5 @@
 """Elastic training under ZeRO goes back: to copies of some steps before, and to its newest checkpoint."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 import suite
-from elastic_jobs import JOB, check_truth, elastic_launching, run_job, steps
+from elastic_jobs import JOB, check_truth, elastic_launching, run_forks, run_job, steps_of_forks
 from launching import Launcher
 
 
@@ -21,10 +19,11 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
         yield made
 
 
-def test_the_run_goes_back_to_copies_and_to_its_checkpoint(launcher: Launcher, forks: suite.Forks) -> None:
+def test_the_run_goes_back_to_copies_and_to_its_checkpoint(forks: suite.Forks, tmp_path: Path) -> None:
     """One rank dies between two copies, then neighbours."""
-    launcher.environ |= {"PLAN": json.dumps({"zero": 2, "copy_every": 4}), "SAVE_EVERY": "2"}
-    job = run_job(launcher, "4", "14", "1:exchange:7", "2:forward:12", "3:forward:12")
+    faults = ("1:exchange:7", "2:forward:12", "3:forward:12")
+    plan = {"zero": 2, "copy_every": 4}
+    job = run_forks(forks, tmp_path, "4", "14", *faults, left=1, plan=plan, SAVE_EVERY="2")
     changes = job.changes()
     assert [(one["before"], one["size"]) for one in changes] == [(4, 3), (3, 1)], job.output
     assert [(one["state"], one["steps"]) for one in changes] == [(4, 6), (10, 11)]
@@ -46,11 +45,10 @@ def test_the_run_goes_back_to_copies_and_to_its_checkpoint(launcher: Launcher, f
     ids=str,
 )
 def test_with_a_copy_every_few_steps_the_run_makes_those_after_it_again(
-    launcher: Launcher, forks: suite.Forks, every: int, faults: tuple[str, ...], redone: list[int]
+    forks: suite.Forks, tmp_path: Path, every: int, faults: tuple[str, ...], redone: list[int]
 ) -> None:
     plan = {"zero": 2, "copy_every": every}
-    launcher.environ["PLAN"] = json.dumps(plan)
-    job = run_job(launcher, "4", "14", *faults)
+    job = run_forks(forks, tmp_path, "4", "14", *faults, left=2, plan=plan)
     changes = job.changes()
     assert [(one["before"], one["size"]) for one in changes] == [(4, 3), (3, 2)], job.output
     assert [one["steps"] - one["state"] for one in changes] == redone
@@ -76,10 +74,9 @@ NEIGHBOURS = ("1:forward:6", "2:forward:6")
 @pytest.mark.sweep
 @pytest.mark.parametrize("plan", [{"zero": 3}, {"zero": 1, "copy_every": 2}], ids=str)
 def test_shards_that_died_with_their_copies_come_from_the_newest_checkpoint(
-    launcher: Launcher, forks: suite.Forks, plan: dict[str, Any]
+    forks: suite.Forks, tmp_path: Path, plan: dict[str, Any]
 ) -> None:
-    launcher.environ |= {"PLAN": json.dumps(plan), "SAVE_EVERY": "3"}
-    job = run_job(launcher, "4", "14", *NEIGHBOURS)
+    job = run_forks(forks, tmp_path, "4", "14", *NEIGHBOURS, left=2, plan=plan, SAVE_EVERY="3")
     (change,) = job.changes()
     assert (change["before"], change["size"], change["steps"], change["state"]) == (4, 2, 5, 3)
     saved = job.folder / "saved" / "step-00000003"
@@ -107,8 +104,8 @@ def test_shards_that_died_with_their_copies_end_a_run_without_checkpoint(
 
 
 @pytest.mark.sweep
-def test_steps_are_made_again_as_they_were_begun(launcher: Launcher) -> None:
-    launcher.environ["PLAN"] = json.dumps({"zero": 2, "copy_every": 3})
-    told, output = steps(launcher, "evaluating", 2)
-    assert told == steps(launcher, "evaluating", 2, "calm")[0], output
+def test_steps_are_made_again_as_they_were_begun(forks: suite.Forks, tmp_path: Path) -> None:
+    plan = {"zero": 2, "copy_every": 3}
+    told, output = steps_of_forks(forks, tmp_path / "lost", "evaluating", **plan)
+    assert told == steps_of_forks(forks, tmp_path / "calm", "evaluating", "calm", **plan)[0], output
     assert len(told) == 12

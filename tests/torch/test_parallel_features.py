@@ -29,7 +29,14 @@ IN_SHORT: dict[str, list[str]] = {
     "plain_copies": ["check_a_plain_copy_has_the_weights", "check_models_that_get_no_weights"],
     "selective": ["check_losses_are_those_of_one_process"],
     "sequences": ["short", "short: no positions"],
-    "unfrozen": ["check_a_short_training", "check_what_cannot_be_followed"],
+    "unfrozen": [
+        "check_a_short_training",
+        "check_what_cannot_be_followed",
+        "check_a_scalar_is_saved_thawed_and_loaded",
+        "check_thawing_in_the_middle_is_refused",
+        "check_freezing_in_the_middle",
+        "check_a_new_run_trains_what_was_frozen",
+    ],
 }
 """Modules of which only the sweep runs everything -> what runs of them always."""
 ELSEWHERE = {

@@ -1,7 +1,5 @@
 """What is recorded of a model, and the cut that follows from it. The fast part of the zoo, on two ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import weakref

@@ -1,7 +1,5 @@
 """Random programs under random plans: a few here, more in the sweep, any number by `make fuzz-models`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""Swapping: the losses of training in memory, bit for bit, with a quarter of the memory; right in
-backward.
-"""
+"""Swapping in one process: the losses of training in memory, bit for bit. See parallel/swaps.py."""
 
 import copy
 import io
@@ -13,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-import suite
-from parallel import limited, models
+from parallel import models
 from unisono.parallel import Disk, Host, Swapped
 
 
@@ -45,6 +42,7 @@ def same(make: Any, loss: Any, batches: Any, parts: int = 1, **more: Any) -> Non
     with Swapped(model, optimizer=adamw, loss=loss, **more) as swapped:
         assert [swapped.step(batch, micro_batches=parts) for batch in batches] == wanted
         assert all(parameter.untyped_storage().nbytes() == 0 for parameter in model.parameters())
+        assert 0 <= swapped.waited_s <= swapped.step_s
     for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -100,46 +98,6 @@ def test_clipping() -> None:
             torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
             optimizer.step()
             assert swapped.step((x, y)) == pytest.approx(loss.item(), abs=1e-6)
-
-
-def test_moving_weights_away_before_backward_is_wrong() -> None:
-    """The textbook version: after forward the weights of the first layer go, and other bytes take their
-    place.
-    """
-    model, x = (
-        nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)),
-        torch.randn(2, 4, requires_grad=True),
-    )
-    model(x).sum().backward()
-    right = x.grad.clone()
-    x.grad = None
-    loss = model(x).sum()
-    kept = model[0].weight.data.clone()
-    model[0].weight.data.zero_()  # `model1` is moved away, its memory has a new owner
-    loss.backward()
-    model[0].weight.data.copy_(kept)  # and comes back, too late
-    assert not torch.allclose(x.grad, right)
-
-
-def test_four_times_the_memory_allowed(forks: suite.Forks, tmp_path: Path) -> None:
-    """AdamW's state of 101 MB trains in a quarter of it; in memory it does not."""
-
-    def run(how: str, megabytes: float) -> tuple[str, Path]:
-        name = f"{how} {megabytes:.0f}"
-        job = ("parallel.limited", 1, [how, str(megabytes)])
-        (printed,) = forks.run(tmp_path, {name: job})[name]
-        return printed, tmp_path / name / "losses.json"
-
-    said, plain = run("plain", 2 * limited.STATE_MB)
-    assert "(ended with" not in said, said
-    said, refused = run("plain", limited.STATE_MB / 4)
-    assert "(ended with 1)" in said
-    assert "memory" in said.lower()
-    assert not refused.exists()
-    said, swapped = run("swapped", limited.STATE_MB / 4)
-    assert "(ended with" not in said, said
-    assert swapped.read_text() == plain.read_text()
-    assert "waiting for the disk" in said
 
 
 class Full(Host):

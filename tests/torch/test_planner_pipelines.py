@@ -7,7 +7,7 @@ import pytest
 import unisono as un
 import unisono.parallel as up
 from inside_parallel import Action, Schedule, predict, schedule
-from inside_planner import PlanModels, PlanTree, in_flight, price
+from inside_planner import PlanModel, PlanTree, in_flight, price
 from loops import each
 from unisono.planner import ExpertShape, TrainingPlan, shape_of
 
@@ -125,7 +125,7 @@ def test_a_search_for_the_runtime_finds_the_best_of_what_it_runs(experts: Expert
     job = choice.job
     plans = [plan for plan in PlanTree(job, {}) if not plan.problem(job, up.Plan)]
     assert choice.candidates == len(plans) < len(list(PlanTree(job, {})))
-    fitting = sorted((price(PlanModels(job), plan) for plan in plans), key=lambda each_: each_.order)
+    fitting = sorted((price(PlanModel(job), plan) for plan in plans), key=lambda each_: each_.order)
     assert [choice.chosen, *choice.next_best] == fitting[:6]
     for refused in choice.refused:
         assert "codec" not in refused.change

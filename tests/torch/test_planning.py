@@ -17,7 +17,6 @@ import unisono.parallel as up
 from inside_parallel import KINDS as KINDS_OF_SCHEDULES
 from inside_parallel import (
     MIB,
-    TIME_NAMES,
     CachingAllocator,
     DryRun,
     TrainingTask,
@@ -234,7 +233,7 @@ def test_a_choice_fits_and_says_why() -> None:
     assert max(map(len, text.splitlines())) <= 100
     assert any(each.excess_bytes > 0 for each in tight.refused), text
     assert "too many" in text
-    assert f"limit: {TIME_NAMES[tight.limit]}" in text
+    assert f"limit: {tight.NAMES[tight.limit]}" in text
     page = tight.html()
     assert "too many" in page
     assert str(tight.plan) in page

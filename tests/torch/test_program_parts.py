@@ -1,7 +1,5 @@
 """Parts of recorded programs: prepared arguments, and what tells one program from another."""
 
-from __future__ import annotations
-
 import itertools
 from collections import OrderedDict, deque
 from types import SimpleNamespace

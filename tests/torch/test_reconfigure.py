@@ -1,7 +1,5 @@
 """Process groups whose ranks change: the scenarios of PyTorch's tests for fault tolerance, and worse."""
 
-from __future__ import annotations
-
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor

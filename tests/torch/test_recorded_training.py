@@ -1,7 +1,5 @@
 """Training by a plan is recorded, and simulated on another network and on more replicas."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,29 +1,20 @@
 """No import in the script: PyTorch's autoload, and Unisono in the place of gloo. With real launchers."""
 
-import os
 import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
 import suite
-from effort import HANG_S
 from ports import reserved
+from python_runs import ran
 
 PROGRAM = str(suite.HERE / "programs" / "replaced.py")
 AUTOLOADED = str(suite.HERE / "programs" / "autoloaded.py")
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    return ran(*arguments, **environ)
 
 
 def test_autoload_registers_and_loads_no_engine():

@@ -5,10 +5,7 @@ No processes: ranks are threads over one store, and works are stand-ins that com
 
 import _thread
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 import inside
-import ranks
 import unisono as un
 from effort import HANG_S, judge_time
+from python_runs import PATH, fine
 from unisono.engine.backends.torch_store import TorchStore
 from unisono.errors import UnisonoError
 from unisono.torch import cuda
@@ -233,6 +230,4 @@ def test_two_threads_make_one_group_of_nccls(monkeypatch):
 def test_two_threads_hold_their_first_storages_at_once():
     """One waited with the GIL for the other, which waited for the GIL."""
     program = Path(__file__).parent / "programs" / "first_holds_of_two_threads.py"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ranks.HERE), *sys.path])}
-    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    fine(program, **PATH)

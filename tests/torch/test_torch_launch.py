@@ -1,23 +1,20 @@
 """How ranks are started: torchrun, multiprocessing.spawn."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import suite
-from effort import HANG_S, cases, times
+from effort import cases, times
 from ports import reserved
+from python_runs import ran
 
 EXAMPLE = suite.HERE.parents[1] / "examples" / "ddp.py"
 PROGRAMS = suite.HERE / "programs"
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    done = ran(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -49,9 +46,7 @@ def test_the_launcher_shows_our_error_where_pytorch_keeps_its_text_alone():
     """DDP raises a RuntimeError for what a future failed with that a hook of the user's has asked for."""
     program = str(PROGRAMS / "own_hook_fails.py")
     command = ["-m", "unisono", "run", "-n", "2", "--grace", "100", program]
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    done = ran(*command)
     said = done.stderr
     assert "\n  unisono.errors.PeerLost: all_reduce failed: rank 1 (pid " in said, said
     assert "has closed the group because of ValueError: bad loss" in said, said

@@ -1,17 +1,25 @@
-"""The bench without processes: sizes, expectations, statistics, the table, wrong arguments."""
+"""The bench in this process: sizes, expectations, statistics, the table, records, wrong arguments."""
 
 import argparse
 import json
+import socket
+import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from effort import HANG_S
 from loops import each
 from unisono.commands import bench
-from unisono.commands.bench import cases, measure, noise, report
+from unisono.commands.bench import cases, measure, noise, report, worker_group
 from unisono.commands.bench.contenders import partner_of, required_passes
 from unisono.commands.bench.libraries import choose_libraries
 from unisono.commands.bench.measure import CaseResult, MeasurementFailure, Timing
+from unisono.commands.bench.start_barrier import StartBarrier, barrier_memory
 from unisono.commands.bench.worker import time_calls
 
 
@@ -299,3 +307,76 @@ def test_missing_torch_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
 @each("text", ["f32", "float32", "FLOAT", "Float32"])
 def test_a_dtype_has_its_usual_spellings(text: str):
     assert cases.dtype_name(text) == "f32"
+
+
+# ---- a run's record in other forms: CSV, the OSU benchmarks' columns, a picture ----
+
+
+RECORD = {
+    "lines": [
+        {
+            "operation": "broadcast", "nbytes": 8, "count": 2, "dtype": "f32", "ranks": 2, "p50_us": 1.5,
+            "p99_us": 3.0, "block_us": 2.0, "wrong": 0,
+            "peers": {"mpich": {"p50_us": 3.0, "p99_us": 4.0, "ratio": 0.5, "wrong": 0},
+                      "gloo": {"error": "no"}},
+        }
+    ]
+}  # fmt: skip
+
+
+def test_csv_has_a_row_per_library():
+    assert report.to_csv(RECORD).splitlines()[1:] == [
+        "broadcast,8,2,f32,2,unisono,1.5,3.0,,0",
+        "broadcast,8,2,f32,2,mpich,3.0,4.0,0.5,0",
+        "broadcast,8,2,f32,2,gloo,,,,",
+    ]
+
+
+def test_osu_has_size_and_latency():
+    assert report.to_osu(RECORD).splitlines()[-1].split() == ["8", "2.00"]
+
+
+def test_plot_writes_a_picture(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    # A process of its own: matplotlib keeps its fonts open.
+    program = Path(__file__).parent / "programs" / "plots_a_record.py"
+    words = [sys.executable, str(program), json.dumps(RECORD), str(tmp_path / "out.png")]
+    subprocess.run(words, check=True, timeout=HANG_S)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---- where the ranks of a measured side start from together ----
+
+
+def test_line_up_releases_all_ranks_together():
+    with barrier_memory(3) as place:
+        ranks = [StartBarrier(place, rank, 3) for rank in range(3)]
+    come: list[int] = []
+
+    def walk(rank: int) -> list[int]:
+        seen = []
+        for _ in range(50):
+            come.append(rank)
+            ranks[rank]()
+            seen.append(len(come))
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        for seen in pool.map(walk, range(3)):
+            assert all(count >= 3 * (number + 1) for number, count in enumerate(seen))
+
+
+# ---- the bench's end of a worker's connection ----
+
+
+def test_a_worker_that_stops_in_its_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_group, "GAP_TIMEOUT_S", 0.05)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        stopped = worker_group.WorkerGroup("memcpy", 1)
+        stopped.connections, stopped.pids = [worker_group.connection_over(ours)], [4121]
+        theirs.sendall(struct.pack("!i", 100) + b"{")
+        with pytest.raises(
+            worker_group.BenchError, match=r"memcpy rank 0/1 \(pid 4121\) .*the middle of its answer"
+        ):
+            stopped.ask({"do": "check"})

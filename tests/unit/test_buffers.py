@@ -1,7 +1,5 @@
 """What is seen of an array: the same however one looks, and nothing of what has no plain memory."""
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 
 from loops import each
+from python_runs import ran
 from unisono import _native
 from unisono.engine.memory.buffers import DTYPES, REDUCIBLE, view
 
@@ -175,5 +174,5 @@ def test_what_is_written_reaches_the_tensor() -> None:
 
 
 def test_the_first_looks_at_arrays_may_be_of_two_threads() -> None:
-    ended = subprocess.run([sys.executable, str(FIRST_VIEWS)], capture_output=True, text=True, check=False)
+    ended = ran(FIRST_VIEWS)
     assert ended.returncode == 0, ended.stderr

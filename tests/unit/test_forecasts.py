@@ -1,7 +1,5 @@
 """How far predictions were off: kept by `unisono bench`, shown by `unisono doctor`; and prices of a wire."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """GOAL programs on LogGOPSim's network."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """A stream between two ranks passes to the next membership: each end drops what comes before the marker."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

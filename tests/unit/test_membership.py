@@ -1,9 +1,14 @@
 """What ranks learn from each other's peer info."""
 
+import os
+import tempfile
+
 import pytest
 
 from loops import each
 from unisono import _native
+from unisono.commands.launch.process import StatusBoard
+from unisono.engine.bootstrap.liveness import board
 from unisono.engine.bootstrap.peer_info import Membership, PeerInfo, local_peer_info, version
 from unisono.engine.costs.machine import DEFAULTS
 from unisono.engine.operations.kinds import KINDS
@@ -46,3 +51,37 @@ def test_the_version_covers_the_engine_and_the_catalogue(monkeypatch: pytest.Mon
     assert len(versions) == 4  # a kind's index is its number on the wire
     monkeypatch.setattr(_native, "LAYOUT", _native.LAYOUT + 1)
     assert version(ALGORITHMS) != mine
+
+
+# ---- what a rank knows about the others without a word from them ----
+
+
+def test_a_rank_that_has_not_made_its_engine_is_named_by_its_process() -> None:
+    region = _native.Region(-1, 2, 1 << 16, True)
+    engine = _native.Engine(region, 0, [-1, -1], -1, 2, 0.0, 1 << 18, pids=[os.getpid(), 4242])
+    assert engine.record_of(0).pid == os.getpid()
+    assert engine.record_of(1).pid == 4242
+
+
+def test_as_many_processes_as_ranks() -> None:
+    region = _native.Region(-1, 2, 1 << 16, True)
+    with pytest.raises(ValueError, match="name every rank once"):
+        _native.Engine(region, 0, [-1, -1], -1, 2, 0.0, 1 << 18, pids=[1])
+
+
+# ---- what a rank takes for the launcher's status board ----
+
+
+def test_the_status_board_is_known_by_its_inode_and_its_seals() -> None:
+    made = StatusBoard(2)
+    fd, inode = map(int, made.name.split(":"))
+    assert fd == made.fd
+    assert board((fd, inode)) == fd
+    assert board((fd, inode + 1)) == board(None) == -1
+    memory = os.memfd_create("not sealed")
+    with tempfile.TemporaryFile() as file:
+        for other in (file.fileno(), memory):
+            assert board((other, os.fstat(other).st_ino)) == -1
+    os.close(memory)
+    made.close()
+    assert board((fd, inode)) == -1

@@ -1,7 +1,5 @@
 """The agreement on the next membership, with ranks that die, stop and are cut off at random moments."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 

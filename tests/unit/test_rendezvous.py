@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,10 @@ from effort import HANG_S, judge_time
 from launching import wait_until
 from loops import each
 from meeting import closed_together, env_of, meet, together
-from ports import reserved
 from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.environment import env
 from unisono.engine.store import HashStore, NotOurServer, Store, StoreServer
 from unisono.errors import RendezvousError, StoreError, StoreTimeout
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    with reserved() as port:
-        yield port
-
 
 # Coming together.
 

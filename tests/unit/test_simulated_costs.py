@@ -1,7 +1,5 @@
 """What a rank itself takes: calls, caches, messages within a host, shared cores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

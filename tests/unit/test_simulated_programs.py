@@ -1,7 +1,5 @@
 """Programs of ranks on networks: calls, compute and messages, in order, with overlap."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

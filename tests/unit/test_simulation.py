@@ -1,7 +1,5 @@
 """`simulate`: symmetry, conditions, the cost formulas, programs, switches that add, errors."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

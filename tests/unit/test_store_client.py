@@ -21,15 +21,8 @@ import inside
 from effort import HANG_S, judge_time
 from launching import wait_until
 from loops import each
-from ports import reserved
 from unisono.engine.store import NotOurServer, StoreServer, TCPStore, client_handshake, tcp_client
 from unisono.errors import StoreError, StoreTimeout
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    with reserved() as port:
-        yield port
 
 
 def test_nobody_listens(port: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from unisono import virtual
 
-virtual.enable(3)
+virtual.enable(4, "256M")
 
 import torch  # noqa: E402
 

@@ -26,7 +26,7 @@ def mistake(says: str) -> Callable[[Callable[[], object]], Callable[[], object]]
 
 
 if __name__ == "__main__":
-    virtual.enable(DEVICES, "1G")
+    virtual.enable(DEVICES, "256M")
     import torch
     from torch import nn
 
@@ -159,7 +159,7 @@ def wraps_in_data_parallel_on_the_wrong_device():
     nn.DataParallel(nn.Linear(2, 2).cuda(1), device_ids=[0, 1])(torch.ones(2, 2, device="cuda:0"))
 
 
-@mistake("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1024.00 MiB")
+@mistake("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 256.00 MiB")
 def asks_for_too_much_memory():
     torch.empty(2 << 28, device="cuda")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from unisono import virtual
 
-virtual.enable(2)
+virtual.enable(2, "256M")
 
 import torch  # noqa: E402
 import torch.accelerator  # noqa: E402

@@ -15,9 +15,10 @@ RANKS = {  # of each example, by the number of GPUs
     "fsdp2": {1: 1, 2: 2, 4: 4} if LONG else {2: 2},
     "tensor_pipeline": {4: 4},
     "one_process": {2: 1},
+    "nano_gpt": {2: 2} if LONG else {},  # compiles on both devices
 }
 # float32 rounds at 6e-8 and the steps add up; autocast rounds other operations to float16 on the CPU.
-TOLERANCE = {"amp": 2e-2, "fsdp2": 1e-3}
+TOLERANCE = {"amp": 2e-2, "fsdp2": 1e-3, "nano_gpt": 2e-2}
 SAME = 1e-5
 
 EXACT = (

@@ -3,11 +3,11 @@
 import functools
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
-from effort import HANG_S
+import pytest
+
 from loops import each
 
 HERE = Path(__file__).resolve().parent
@@ -19,16 +19,16 @@ _spec.loader.exec_module(mistakes)
 
 
 @functools.cache
-def seen() -> dict[str, list[str]]:
+def seen(machine: Any) -> dict[str, list[str]]:
     """Run them all, once."""
-    command = [sys.executable, str(HERE / "mistakes.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert done.returncode == 0, done.stderr[-3000:]
+    ended = machine.run(HERE / "mistakes.py", size=1)
+    assert ended.codes == [0], ended.text
+    rows = [json.loads(line) for line in ended.text.splitlines() if line.startswith("[")]
     return {name: rest for name, *rest in rows}
 
 
+@pytest.mark.parametrize("machine", [mistakes.DEVICES], indirect=True)
 @each("name", mistakes.MISTAKES)
-def test_the_error_tells_the_mistake(name: str):
-    kind, text = seen()[name]
+def test_the_error_tells_the_mistake(machine: Any, name: str):
+    kind, text = seen(machine)[name]
     assert mistakes.MISTAKES[name][1] in text, f"{kind}: {text}"

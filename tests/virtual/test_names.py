@@ -1,32 +1,30 @@
 """Every public name of torch.cuda works, differs, or is refused with a reason; as the page says."""
 
-import functools
 import importlib.metadata
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from effort import HANG_S
-
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "reference" / "virtual-gpus-names.md"
 
 
-@functools.cache
-def tried() -> dict[str, Any]:
+pytestmark = pytest.mark.parametrize("machine", [2], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def tried(machine: Any) -> dict[str, Any]:
     """Call every name, once for all tests."""
-    command = [sys.executable, str(HERE / "names.py"), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
+    ended = machine.run(HERE / "names.py", size=1, arguments=["--json"])
+    assert ended.codes == [0], ended.text
+    found: dict[str, Any] = json.loads(ended.printed[0].splitlines()[-1])
     return found
 
 
-def test_no_name_is_missing_fails_or_crashes():
-    rows = tried()["rows"]
+def test_no_name_is_missing_fails_or_crashes(tried: dict[str, Any]):
+    rows = tried["rows"]
     wrong = [row for row in rows if row[2] not in ("works", "differs", "refused")]
     assert not wrong
     assert not [row for row in rows if row[2] == "refused" and not row[3]]
@@ -35,7 +33,7 @@ def test_no_name_is_missing_fails_or_crashes():
 @pytest.mark.skipif(
     "+cpu" not in importlib.metadata.version("torch"), reason="the page is about the CPU build"
 )
-def test_the_page_is_as_generated():
-    assert tried()["page"] == PAGE.read_text(), (
+def test_the_page_is_as_generated(tried: dict[str, Any]):
+    assert tried["page"] == PAGE.read_text(), (
         "run: python tests/virtual/names.py > docs/reference/virtual-gpus-names.md"
     )

@@ -1,14 +1,12 @@
 """Some of PyTorch's tests for NCCL, on two virtual GPUs: one of each kind. `make test-torch` runs all."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from effort import HANG_S
+from python_runs import ran
 
 pytest.importorskip("expecttest", reason="PyTorch's tests need it")
 
@@ -40,9 +38,7 @@ def test_nccl(tmp_path: Path):
     # PyTorch's CUDA build uses its devices when the tests are imported: no fork may use them afterwards.
     tests = ["--spawn", SOME[0]] if torch.version.cuda else SOME
     command = [str(RUN), "nccl", "--world-size", "2", "--out", str(out), "--log", str(log), *tests]
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    done = ran(*command)
     assert out.exists(), done.stdout + log.read_text(errors="replace")[-3000:]
     failed = {
         name: end["reason"] for name, end in json.loads(out.read_text()).items() if end["outcome"] != "passed"

@@ -1,4 +1,4 @@
-"""Virtual GPUs from outside: the launcher's flags, memory, streams, the pytest plug-in."""
+"""Virtual GPUs: what ranks see of them, the launcher's flags, memory, streams, the pytest plug-in."""
 
 import importlib.metadata
 import os
@@ -11,56 +11,68 @@ from typing import Any
 
 import pytest
 
-from effort import HANG_S
+from effort import HANG_S, cases
 from loops import each
+from ports import reserved
+from python_runs import ran
+from unisono import virtual
+from unisono.torch import cuda
 
 PROGRAMS = Path(__file__).parent / "programs"
-CASES = PROGRAMS / "gpu_cases.py"
+CASES, LIKE_A_GPU = PROGRAMS / "gpu_cases.py", PROGRAMS / "like_a_gpu.py"
+ATTENTION = PROGRAMS / "attention_cases.py"
+SHRINKS, FUZZ = PROGRAMS / "shrinks_with_gpus.py", PROGRAMS.with_name("fuzz.py")
+WAYS_TO_SHRINK = (
+    "basic", "first", "unbound", "several", "aborted", "options", "subgroup", "repeated", "validated",
+)  # fmt: skip
 
 
 def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "unisono", "run", *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=HANG_S, check=False, env={**os.environ, **environ}
-    )
+    return ran("-m", "unisono", "run", *words, **environ)
 
 
-@pytest.mark.parametrize("machine", [4], indirect=True)
-def test_four_ranks_see_four_gpus(machine: Any):
-    ended = machine.run(CASES, arguments=["each_rank_has_a_gpu"])
+@pytest.mark.parametrize(
+    ("machine", "ranks", "program", "words", "says"),
+    [
+        (4, 4, CASES, ["each_rank_has_a_gpu"], "refused"),
+        (2, 2, CASES, ["both_devices", "cpu:gloo,cuda:nccl"], ""),
+        (2, 2, CASES, ["both_devices", "unisono"], ""),
+        (2, 2, CASES, ["over_gloo"], ""),
+        (1, 2, CASES, ["over_gloo"], ""),
+        (4, 4, CASES, ["lists_as_one"], "refused"),
+        (1, 1, CASES, ["books"], ""),
+        (1, 1, CASES, ["ctc"], ""),
+        (1, 1, CASES, ["histogram"], ""),
+        (1, 1, CASES, ["poison_says_so"], ""),
+        (1, 1, CASES, ["half_precision"], "refused"),
+        (1, 1, CASES, ["old_code"], ""),
+        *((1, 1, ATTENTION, [case], "") for case in ("fused", "of_sequences", "composed")),
+        (2, 2, ATTENTION, ["over_ranks"], ""),
+        (2, 2, CASES, ["swapped"], ""),
+        (1, 1, PROGRAMS / "determinism.py", [], ""),
+        (1, 1, LIKE_A_GPU, [], "like a GPU"),
+        (4, 1, FUZZ, ["1000", "0"], "1000 programs, 0 wrong, left in the books: 0 bytes"),
+        *((gpus, gpus, SHRINKS, [way], "fine") for gpus in cases([4], long=[2]) for way in WAYS_TO_SHRINK),
+    ],
+    ids=lambda value: value.stem if isinstance(value, Path) else str(value),
+    indirect=["machine"],
+)
+def test_ranks_see_what_a_program_says(machine: Any, ranks: int, program: Path, words: list[str], says: str):
+    ended = machine.run(program, size=ranks, arguments=words)
     assert not any(ended.codes), ended.text
-    assert ended.text.count("refused") == 4
+    assert all(says in text for text in ended.printed), ended.text
 
 
-@pytest.mark.parametrize("machine", [2], indirect=True)
-@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:nccl", "unisono"])
-def test_both_devices_in_one_group(machine: Any, backend: str):
-    ended = machine.run(CASES, arguments=["both_devices", backend])
-    assert not any(ended.codes), ended.text
-
-
-@pytest.mark.parametrize("machine", [2], indirect=True)
-def test_gloo_takes_tensors_of_gpus(machine: Any):
-    ended = machine.run(CASES, arguments=["over_gloo"])
-    assert not any(ended.codes), ended.text
-
-
-def test_gloo_takes_tensors_of_one_gpu_on_two_ranks():
-    done = launched("-n", "2", "--virtual-gpus", "1", "--replace", "gloo", str(CASES), "over_gloo")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("machine", [4], indirect=True)
-def test_a_list_of_another_length_is_one_tensor(machine: Any):
-    ended = machine.run(CASES, arguments=["lists_as_one"])
-    assert not any(ended.codes), ended.text
-    assert ended.text.count("refused") == 4
-
-
-@pytest.mark.parametrize("machine", [1], indirect=True)
-def test_books_are_those_of_the_caching_allocator(machine: Any):
-    ended = machine.run(CASES, arguments=["books"])
-    assert not any(ended.codes), ended.text
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(cuda.why_not()), reason=f"NOT RUN, a real GPU: {cuda.why_not()}")
+def test_a_real_gpu_is_like_a_gpu():
+    with reserved() as port:
+        environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [sys.executable, str(LIKE_A_GPU)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=HANG_S, check=False, env=environ
+        )
+    assert "like a GPU" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("machine", [1], indirect=True)
@@ -70,13 +82,6 @@ def test_two_ranks_never_share_the_last_memory(machine: Any, tmp_path: Path):
     first, second = re.findall("had: ([01]+)", ended.text)
     assert "11" not in map("".join, zip(first, second, strict=True))
     assert "1" in first + second
-
-
-@pytest.mark.parametrize("machine", [1], indirect=True)
-@pytest.mark.parametrize("case", ["ctc", "histogram"])
-def test_results_are_those_of_the_cpu(machine: Any, case: str):
-    ended = machine.run(CASES, arguments=[case])
-    assert not any(ended.codes), ended.text
 
 
 @pytest.mark.parametrize("machine", [1], indirect=True)
@@ -93,6 +98,34 @@ def test_flags_of_the_launcher():
     assert done.returncode == 0, done.stderr
 
 
+@each("visible, found", [("1,0", "[1, 0]"), ("GPU-00000000-0000-0000-0000-000000000002,3", "[2, 3]")])
+def test_devices_are_chosen_until_the_first_use(visible: str, found: str):
+    done = launched("-n", "1", "--virtual-gpus", "4", str(CASES), "sees_late", visible, found)
+    assert done.returncode == 0, done.stderr
+
+
+def test_memory_that_the_host_refuses_is_out_of_memory():
+    done = launched("-n", "1", "--virtual-gpus", "1", "--no-poison", str(CASES), "refused_by_the_host")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("refused") == 2
+
+
+@each("how", ["unisono run -n 1 --virtual-gpus 2", "UNISONO_VIRTUAL_GPUS"])
+def test_a_program_starts_its_other_rank(how: str):
+    with reserved() as port:
+        words = [str(CASES), "starts_its_ranks", str(port)]
+        if how == "UNISONO_VIRTUAL_GPUS":  # a Python that has Unisono installed
+            environ = {**os.environ, how: "2"}
+            command = [sys.executable, *words]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=HANG_S, check=False, env=environ
+            )
+        else:
+            done = launched("-n", "1", "--virtual-gpus", "2", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ends") == 2
+
+
 def test_hidden_devices():
     done = launched("-n", "1", "--virtual-gpus", "4", str(CASES), "hidden", CUDA_VISIBLE_DEVICES="")
     assert "sees 0 False" in done.stdout
@@ -105,9 +138,9 @@ def test_a_fork_after_the_first_use_is_refused(machine: Any):
 
 
 def test_too_late():
-    command = [sys.executable, str(CASES), "enables_too_late"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    assert "before PyTorch is imported" in done.stderr
+    pytest.importorskip("torch")
+    with pytest.raises(RuntimeError, match="before PyTorch is imported"):
+        virtual.enable(2)
 
 
 def test_without_a_compiler_the_error_says_what_to_install(tmp_path: Path):
@@ -148,11 +181,6 @@ def test_the_plug_in_is_ready_before_pytorch(tmp_path: Path):
         command[3:3] = ["-p", "unisono.virtual.plugin"]  # installed before there was one
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False, cwd=tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_what_is_swapped_to_the_host_trains():
-    done = launched("--virtual-gpus", "2", str(CASES), "swapped")
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_ranks_of_the_launcher():

@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["bytes_per_s", "nbytes", "seconds", "seconds_per_byte", "written_rate", "written_time"]
+__all__ = [
+    "bytes_per_s",
+    "nbytes",
+    "readable_size",
+    "readable_time",
+    "seconds",
+    "seconds_per_byte",
+    "signed_time",
+    "written_rate",
+    "written_time",
+]
 
 _TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9, "ps": 1e12}  # in a second
 _PREFIXES = {
@@ -106,3 +116,31 @@ def _finite(number: float, value: object) -> float:
     if not math.isfinite(number) or number < 0:
         raise ValueError(f"{value!r} is not a finite number of at least 0")
     return number
+
+
+# ---- as people read them ----
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def readable_time(seconds: float) -> str:
+    """Example: 0.0124 -> "12.4 ms"; 0.00135 -> "1.35 ms"."""
+    if seconds >= 1:
+        return f"{seconds:.3f} s"
+    if seconds >= 1e-3:
+        return f"{1e3 * seconds:.{1 if seconds >= 0.01 else 2}f} ms"
+    return f"{1e6 * seconds:.1f} us"
+
+
+def signed_time(seconds: float) -> str:
+    """Example: 0.0124 -> "+12.4 ms"."""
+    return ("-" if seconds < 0 else "+") + readable_time(abs(seconds))
+
+
+def readable_size(nbytes: float) -> str:
+    """Example: 1536 -> "1.5 KiB"; 3 << 30 -> "3.00 GiB"."""
+    if nbytes >= GIB:
+        return f"{nbytes / GIB:,.2f} GiB"
+    if nbytes >= MIB:
+        return f"{nbytes / MIB:.1f} MiB"
+    return f"{nbytes / KIB:.1f} KiB" if nbytes >= KIB else f"{nbytes:.0f} B"

@@ -22,11 +22,19 @@ from typing import Any
 
 import torch
 
+from unisono.torch_internals.fake import is_fake
+
 
 def seed_of(*parts: int | str) -> int:
     """Mix numbers into a seed. Seeds of parts that differ in one bit are unrelated."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def drawn_seed() -> int | None:
+    """A seed from the default generator; None: a model runs on shapes, and nothing has values."""
+    drawn = torch.randint(2**62, (), device="cpu")
+    return None if is_fake(drawn) else int(drawn)
 
 
 def default_generators(device_type: str) -> list[torch.Generator]:
@@ -73,7 +81,7 @@ class RngRegion:
         """Draw this rank's own numbers from here on. Within a region nothing happens, and False returns."""
         if self._place is None or self._kept is not None:
             return False
-        seed = seed_of(int(torch.randint(2**62, (), device="cpu")), self._place)
+        seed = seed_of(drawn_seed() or 0, self._place)
         self._kept = [generator.get_state() for generator in default_generators(self._device_type)]
         reseed(seed, self._device_type)
         return True

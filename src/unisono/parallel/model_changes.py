@@ -29,9 +29,9 @@ from .swap import ParameterSwap
 from .weights import fused_layers
 
 if TYPE_CHECKING:
+    from .graph.stage_program import StageProgram
     from .mesh import PlanMesh
     from .model_setup import ModelSetup
-    from .pipeline.program_stage import StagePrograms
     from .plan import Plan
 
 
@@ -62,12 +62,12 @@ class ModelChanges:
                 self._hooks.append((path, table, {number: self._noted(table, number) for number in table}))
 
     @classmethod
-    def of(cls, model: nn.Module, plan: Plan, programs: StagePrograms | None) -> ModelChanges | None:
+    def of(cls, model: nn.Module, plan: Plan, first: StageProgram | None) -> ModelChanges | None:
         """None: a plan without a proved program, which follows each change."""
         if plan.tensor == plan.pipeline == plan.context == plan.expert == 1:
             return None
         pieces = frozenset({""} if plan.pipeline > 1 else ())
-        opened = pieces if programs is None else programs.first.open
+        opened = pieces if first is None else first.open
         return cls(model, plan, None if plan.context > 1 else opened)
 
     def check(self) -> None:

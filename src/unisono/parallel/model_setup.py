@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from unisono.torch_internals.training import persistent
 
 from .arguments import agree, check_model, same_everywhere
-from .context.runtime import ContextModel
 from .experts.axis import ExpertAxis
 from .experts.spread import ExpertCheck, spread
 from .gradients import TiedParameter, add_up, squared_norm, sums_of, ties_of
@@ -25,20 +24,29 @@ from .mesh import PlanMesh
 from .model_buffers import ModelBuffers, sync_batch_norms
 from .output_check import OutputCheck
 from .parameter_hooks import ParameterHooks
-from .pipeline.program_stage import ProgramStage, StagePrograms
 from .pipeline.runtime import PipelineRuntime
 from .pipeline.schedule import schedule
-from .pipeline.stages import PipelineStages, check_no_cuts, first_pieces, forget, refuse_calls, stages_of
+from .pipeline.stages import (
+    PipelineStages,
+    ProgramStage,
+    check_no_cuts,
+    first_pieces,
+    forget,
+    refuse_calls,
+    stages_of,
+)
 from .precision import check_staged, kept_in_f32
+from .programs import ModelPrograms, RecordedPrograms
 from .replicated_parameters import ReplicatedParameters
-from .sharded_parameters import TYPES, shard_units
-from .shared import Decision
+from .sharded_parameters import shard_units
 from .structure import ModelStructure, identity, structure_of
 from .swap import ParameterSwap
+from .tensor_decision import TensorDecision
 from .tensor_parallel import cut_model
 
 if TYPE_CHECKING:
     from .generators import RngRegion
+    from .graph.stage_program import StageProgram
     from .plan import Plan
     from .sharded_parameters import DataAxis
 
@@ -59,9 +67,9 @@ class ModelSetup:
     trial: ExpertCheck | None = None  # of the expert axis, before the first step
     compared: OutputCheck | None = None  # of the stages, before the first step
     region: RngRegion | None = None  # where the tensor axis cuts
-    decision: Decision | None = None  # how it cuts
+    decision: TensorDecision | None = None  # how it cuts
     experts: ExpertAxis | None = None
-    programs: StagePrograms | None = None  # from which the stages are cut
+    programs: ModelPrograms = field(default_factory=ModelPrograms)
     others: list[dist.ProcessGroup] = field(default_factory=list)  # groups that are on no axis
     elsewhere: set[nn.Module] = field(default_factory=set)  # what other stages have, and not this rank
     hooks: ParameterHooks = field(default_factory=ParameterHooks)  # the caller's
@@ -83,22 +91,7 @@ class ModelSetup:
         assert not isinstance(self.units, ParameterSwap)
         self.units.follow_frozen()
         self.runtime.follow_frozen()
-        for programs in (self.programs, self.runtime.context):
-            if programs is not None:
-                programs.follow_frozen(everywhere)
-
-    def confirm(self, micros: Sequence[tuple[Any, Any]], loss: Callable[[Any, Any], Any] | None) -> None:
-        """Prove the cuts for the inputs of these micro-batches, where they are new.
-
-        Args:
-            loss: with which the programs end; None: with the output of the model.
-        """
-        if self.runtime.context is not None:
-            self.runtime.context.confirm(micros, loss)
-        elif self.programs is not None:
-            self.programs.confirm(given for given, _ in micros)
-        if self.decision is not None:
-            self.decision.confirm(given for given, _ in micros)
+        self.programs.follow_frozen(everywhere)
 
     def complete(self, trained: dict[str, nn.Parameter], scale: float) -> None:
         """Make the gradients those of all axes, and call the caller's hooks. `scale`: of the loss."""
@@ -193,17 +186,17 @@ def set_up(
     names, compared = _names(model), OutputCheck.of(model, plan, check, fill, structure)
     in_pieces = bool(structure.pieces) and plan.context == 1
     axis, trial = spread(model, mesh, experts, check, fill, structure.output, pieces=in_pieces)
-    programs: StagePrograms | None = None
+    recorded: RecordedPrograms | None = None
     starts: Sequence[int] = ()
     if plan.pipeline > 1 and in_pieces:
         starts = first_pieces(structure, plan, sample, on_meta=bool(initial))
-    elif plan.pipeline > 1:
-        programs = _programs(model, plan, pieces, sample)
-    decision = _decided(model, structure, plan, sample, programs)
+    elif plan.pipeline > 1 or plan.context > 1:
+        recorded = _recorded(model, structure, mesh, pieces, sample)
+    decision = _decided(model, structure, plan, sample, recorded)
+    programs = ModelPrograms(recorded, decision)
     if decision is not None:
         others = {} if axis is None else {name: names[name] for name in names if name in axis.names}
         names = others | _names(model)  # of the layers that stand for fused ones, and of all experts
-    context = ContextModel.of(model, structure.output, mesh, decision, programs)
     kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
     region = None if decision is None else _cut(model, decision, mesh)
     if plan.pipeline == 1:
@@ -213,18 +206,18 @@ def set_up(
         runtime = PipelineRuntime(units, mesh, structure.output, single=True)
         built = ModelSetup(model, units, mesh, structure, runtime, [], (), names)
     else:
-        built = _staged(model, structure, mesh, programs, starts, names, initial, axis)
+        built = _staged(model, structure, mesh, programs.first, starts, names, initial, axis)
     hooks.check_names(names)
     _complete(built, region)
     built.others, built.hooks = norms.begin(), hooks
-    built.seed, built.trial, built.region, built.decision = begun.drawn, trial, region, decision
-    built.compared = compared
-    _follow(built, context, sample)
+    built.seed, built.trial, built.region, built.programs = begun.drawn, trial, region, programs
+    built.compared, built.experts, built.decision = compared, axis, decision
+    _follow(built, model, sample)
     sums, whole = [] if decision is None else decision.cut.sums, plan.tensor == plan.pipeline == 1
-    built.experts, built.runtime.loss_parameters = axis, LossParameters(model, sums, plan.tensor, whole=whole)
+    if plan.context == 1:
+        built.runtime.loss_parameters = LossParameters(model, sums, plan.tensor, whole=whole)
     built.runtime.runs_twice = axis is not None and axis.runs_twice
     if decision is not None:
-        decision.note(model)
         built.ties += sums_of(decision.cut, names, mesh)
     return built
 
@@ -239,33 +232,37 @@ def _complete(built: ModelSetup, region: RngRegion | None) -> None:
 
 
 def _decided(
-    model: nn.Module, structure: ModelStructure, plan: Plan, sample: Any, programs: StagePrograms | None
-) -> Decision | None:
+    model: nn.Module, structure: ModelStructure, plan: Plan, sample: Any, recorded: RecordedPrograms | None
+) -> TensorDecision | None:
     """How the tensor axis cuts a model, whose fused layers are several then."""
     if plan.tensor == 1:
         return None
-    decision = Decision(model, structure, plan, sample, None if programs is None else programs.first.open)
+    first = None if recorded is None else recorded.first
+    decision = TensorDecision(model, structure, plan, sample, None if first is None else first.open)
     forget_caches(model)  # not before: recorded without a cache, Hugging Face's models make a mask
     for path, sizes in decision.cut.fused.items():
         split_(model, path, sizes)
+    if recorded is not None:
+        recorded.cut(model, decision.cut)
     return decision
 
 
-def _cut(model: nn.Module, decision: Decision, mesh: PlanMesh) -> RngRegion:
+def _cut(model: nn.Module, decision: TensorDecision, mesh: PlanMesh) -> RngRegion:
     """Cut `model` in place. With recompute=True nothing of a unit is kept, so nothing is gathered again."""
     regathers = mesh.plan.sequence and not mesh.plan.recompute
     alone = mesh.plan.pipeline == 1 and mesh.plan.context == 1
     return cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers, alone=alone)
 
 
-def _follow(built: ModelSetup, context: ContextModel | None, sample: Any) -> None:
+def _follow(built: ModelSetup, model: nn.Module, sample: Any) -> None:
     """Run the model by its programs from now on."""
-    if context is None:
-        return
-    calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
-    units = [unit for unit in built.structure.units if calls and unit not in built.elsewhere]
-    context.follow(units, sample)
-    built.runtime.context = context
+    if built.programs.recorded is not None:
+        built.runtime.programs = built.programs
+    if (axis := built.programs.axis) is not None:
+        calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
+        units = [unit for unit in built.structure.units if calls and unit not in built.elsewhere]
+        axis.follow(model, units)
+    built.programs.note(model, sample)
 
 
 def _fill(model: nn.Module, *, seed: int, init: Init | None) -> None:
@@ -295,19 +292,28 @@ def _names(model: nn.Module) -> dict[str, str]:
     return {path: first[value] for path, value in model.named_parameters(remove_duplicate=False)}
 
 
-def _programs(model: nn.Module, plan: Plan, pieces: Sequence[nn.Module] | None, sample: Any) -> StagePrograms:
-    """The program from which stages are cut."""
-    if pieces is not None:
+def _recorded(
+    model: nn.Module,
+    structure: ModelStructure,
+    mesh: PlanMesh,
+    pieces: Sequence[nn.Module] | None,
+    sample: Any,
+) -> RecordedPrograms:
+    """The programs that run in place of the model, or of its stages."""
+    plan = mesh.plan
+    if plan.pipeline > 1 and pieces is not None:
         raise ValueError(
             f"context={plan.context} cuts the stages of a pipeline from the program of "
             f"{type(model).__name__}: leave out pieces=, and write sample=inputs of a batch"
         )
-    check_no_cuts(plan, model)
-    forget_caches(model)
-    dtype = None if plan.precision == "f32" else TYPES[plan.precision]
+    if plan.pipeline > 1:
+        check_no_cuts(plan, model)
+        forget_caches(model)
     try:
-        return StagePrograms(model, sample, plan.stages, dtype, masks=plan.context > 1)
+        return RecordedPrograms(model, mesh, structure.output, sample)
     except CaptureError as error:
+        if plan.pipeline == 1:
+            raise
         raise CaptureError(
             f"pipeline={plan.pipeline}: stages are cut from the program of {type(model).__name__}, which "
             f"could not be recorded: {error}. Write parallelize(..., sample=inputs of a batch), or "
@@ -319,7 +325,7 @@ def _staged(
     model: nn.Module,
     structure: ModelStructure,
     mesh: PlanMesh,
-    programs: StagePrograms | None,
+    first: StageProgram | None,
     starts: Sequence[int],
     names: dict[str, str],
     initial: Initializer,
@@ -327,10 +333,10 @@ def _staged(
 ) -> ModelSetup:
     plan = mesh.plan
     stages: list[Any]
-    if programs is None:
+    if first is None:
         stages = stages_of(structure, starts, model)
     else:
-        stages = [ProgramStage(programs, stage, model) for stage in range(plan.stages)]
+        stages = [ProgramStage(first, stage, model) for stage in range(plan.stages)]
     rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
     here: dict[int, Any] = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
     ties = ties_of(model, stages, rank_of, mesh)
@@ -341,7 +347,7 @@ def _staged(
     check_staged(model, kept, staged)
     forget(model, here.values())
     refuse_calls(model, here.values())
-    for stage in here.values() if programs is not None and initial else ():
+    for stage in here.values() if first is not None and initial else ():
         initial.fill_own(stage.owners)
         stage.take_bare()
         forget(model, here.values())
@@ -355,12 +361,11 @@ def _staged(
         experts=experts,
     )
     output: Callable[[Any], Any] = identity
-    if programs is not None:
+    if first is not None:
         output = structure.output
         for stage in here.values():
             stage.return_bare()
-        programs.note(model, mesh.group("pipeline"))
     runtime = PipelineRuntime(units, mesh, output, single=False)
     built = ModelSetup(model, units, mesh, structure, runtime, ties, tuple(starts), names)
-    built.programs, built.elsewhere = programs, elsewhere
+    built.elsewhere = elsewhere
     return built

@@ -126,7 +126,7 @@ class Run:
             handle_parts()
         self.experts = built.experts
         self.cut = None if built.decision is None else built.decision.cut
-        self.stages = None if built.programs is None else built.programs.first
+        self.stages = built.programs.first
         self.steps, self._data = 0, DataComparison(self.mesh.everyone.world)
         self._check: ForecastCheck | None = None  # of the first steps with a forecast
         if prediction is not None and dist.get_rank() == 0:
@@ -145,7 +145,7 @@ class Run:
             self.compression = self._outer.compression
         self.epoch = 0
         self._failures = self._watch()
-        self._changes = ModelChanges.of(built.model, plan, built.programs)
+        self._changes = ModelChanges.of(built.model, plan, built.programs.first)
 
     def _watch(self) -> RunFailures:
         return RunFailures(self.mesh.everyone.world, self._groups())
@@ -416,8 +416,7 @@ class Run:
             RuntimeError: no step was watched.
         """
         report = CommunicationReport(self._seen().calls(self.mesh, link or Link(), self.experts))
-        context = self._built.runtime.context
-        report.notes = [] if context is None else context.notes
+        report.notes = self._built.programs.notes
         return report
 
     def trace(self, path: str | Path) -> None:
@@ -739,8 +738,7 @@ class Run:
         given = inputs, targets
         options: Any = {"several": several, "changed": self._is_changed(), "forward": not train}
         options["data"] = self._data if self.plan.ranks > self.plan.data else None  # who shares rows
-        if self._built.runtime.context is not None:
-            options["read"] = self._built.runtime.context.read(self._loss)
+        options["read"] = self._built.programs.read(self._loss)
         cut = cut_batch(given, self._weigh, self._ignored, self.mesh, **options)
         if cut.changed:
             self._check_outside()
@@ -765,7 +763,7 @@ class Run:
         ):
             loss = self._loss_check
             loss.asked = True
-            if self._built.runtime.context is not None:
+            if self._built.programs.axis is not None:
                 loss = self._see_loss(micros[0], loss)
         work = StepInput(micros, weights, loss, factor, train, counts, update)
         if self._built.trial is not None:
@@ -880,7 +878,7 @@ class Run:
         """Prove the cuts for these micro-batches; loss: the programs end with that of the run."""
         if self._changes is not None:
             self._changes.check()
-        self._built.confirm(micros, self._loss if loss else None)
+        self._built.programs.confirm(micros, self._loss if loss else None)
 
     @property
     def _asks_norm(self) -> bool:

@@ -45,6 +45,7 @@ REASONS = (  # range -> axis of the mesh, why
     ("up::attention", "context", "attention takes the other parts of the sequence"),
     ("up::positions", "context", "sums over all positions, or positions that move"),
     ("up::programs", "context", "ranks compare their programs"),
+    ("up::stages", "pipeline", "ranks compare their programs"),
     ("up::tensor", "tensor", "activations of a cut module"),
     ("up::experts", "expert", "rows go to their experts and back"),
     ("up::sums", "tensor", "gradients of a whole parameter in a cut region"),

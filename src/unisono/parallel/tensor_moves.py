@@ -120,35 +120,36 @@ def move(value: Tensor, kind: str, dim: int, axis: TensorAxis, label: str) -> Te
             f"tensor={axis.parts} does not divide the {value.shape[dim]} positions of {list(value.shape)}"
         )
     keeps = axis.regathers and kind == "gather, sum" and value.requires_grad and torch.is_grad_enabled()
-    slices: list[Regathered] = []
-    moved: Tensor = _Move.apply(value, kind, dim, axis, label, slices)
+    (run, back), slices = KINDS[kind], list[Regathered]()
+
+    def backward(grad: Tensor) -> Tensor:
+        for each in slices:
+            each.forget()
+        return back(grad, dim, axis, label)
+
+    moved = exchanged(value, lambda value: run(value, dim, axis, label), backward)
     if keeps:
         slices.append(Regathered(value, moved, lambda mine: _gather(mine, dim, axis, label)))
         setattr(moved, NAME, slices[0])
     return moved
 
 
-class _Move(torch.autograd.Function):
+class _Exchanged(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        value: Tensor,
-        kind: str,
-        dim: int,
-        axis: TensorAxis,
-        label: str,
-        slices: list[Regathered],
-    ) -> Tensor:
-        ctx.how, ctx.slices = (kind, dim, axis, label), slices
-        return KINDS[kind][0](value, dim, axis, label)
+    def forward(ctx: Any, value: Tensor, run: Callable[..., Tensor], back: Callable[..., Tensor]) -> Tensor:
+        ctx.back = back
+        return run(value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         refuse_second_gradient()
-        for each in ctx.slices:
-            each.forget()
-        kind, *how = ctx.how
-        return KINDS[kind][1](grad, *how), None, None, None, None, None
+        return ctx.back(grad), None, None
+
+
+def exchanged(value: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """`run` of a value; its gradient is `back` of that of the result. Neither is followed by autograd."""
+    found: Tensor = _Exchanged.apply(value, run, back)
+    return found
 
 
 def refuse_second_gradient() -> None:
@@ -156,8 +157,8 @@ def refuse_second_gradient() -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
             "a gradient is differentiated again (create_graph=True), through a layer that is cut on the "
-            "tensor axis, or by up.shard. Leave out tensor=, or write cuts= with the modules that it goes "
-            'through as "whole"; leave out up.shard'
+            "tensor axis, along a sequence, or by up.shard. Leave out tensor=, or write cuts= with the "
+            'modules that it goes through as "whole"; leave out context= or up.shard'
         )
 
 

@@ -1,15 +1,15 @@
 """The planner: from a transformer's numbers, hardware and a network to the best plan, with its reasons.
 
 shape.py          TransformerShape: parameters and FLOPs;  model_config.py: that of a Hugging Face config file
-hardware.py       accelerators from files, hosts that differ;  interconnect.py: links in two levels, prices
+hardware.py       accelerators and their links, from files; hosts that differ
 training_plan.py  TrainingJob, TrainingPlan, and a plan as arguments of `unisono.parallel.Plan`
 stages.py         what the ranks of a pipeline have: layers, micro-batches, tokens
-collectives.py    prices of groups, and what ranks that share sequences or experts send
+collectives.py    links in two levels, prices of groups, what ranks that share sequences or experts send
 memory.py         bytes of the fullest rank, by cause
 layer_time.py     what a layer computes and sends, and its seconds;  step_time.py: of a step
-cluster_model.py  what prices plans: one model, several types of compute, hosts that differ
+plan_model.py     what prices plans, part by part: equal hosts and hosts that differ
 search.py         all plans of a job, the fastest that fit, and what refuses those beside one
-planner.py        plan, and its answer;  choice_page.py: that as text and as a page
+planner.py        plan, and its answer;  choice.py: what all answers have;  choice_page.py: how they look
 operator_costs.py, compute_calibration.py: what operators take, for `unisono.parallel`
 
 It is data and arithmetic: no PyTorch, no process, and no model is needed.

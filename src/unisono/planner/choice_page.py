@@ -1,7 +1,7 @@
-"""What a choice of a plan shows: tables as text, and one page of HTML that needs no network and no script.
+"""What a choice shows: tables as text, and one page of HTML that needs no network and no script.
 
-`ChoicePage` is plain data: a choice from a model's numbers fills one in (`PlanChoice.page`), and so does one
-from a recorded model. The picture of the page is the trade: the time of a step over the memory of a rank.
+It is plain data, which a `Choice` fills in. The picture of the page is the trade: the time of a step over the
+memory of a rank.
 """
 
 from __future__ import annotations
@@ -10,22 +10,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from unisono.planner.readable import readable_size, readable_time
-from unisono.planner.training_plan import RECOMPUTE
+from unisono.networks.quantities import readable_size, readable_time
 
-if TYPE_CHECKING:
-    from unisono.planner.search import PricedPlan
-
-__all__ = [
-    "RECOMPUTE_GROUPS",
-    "ChoicePage",
-    "PageCollective",
-    "TradePoint",
-    "point_of",
-    "trade_svg",
-]
+__all__ = ["ChoicePage", "PricedCollective", "TradePoint", "trade_svg"]
 
 WIDTH, HEIGHT, EDGE = 900, 560, 64
 GIB = 1 << 30
@@ -143,7 +132,6 @@ MOST_COLLECTIVES, MOST_REFUSED = 5, 8
 WIDEST_CHANGE, COLUMNS = 40, (7, 12, 10, 11, 12)
 """Of the tables as text."""
 
-RECOMPUTE_GROUPS = {name: f"recompute={name}" for name in RECOMPUTE}
 STYLE = """
 :root{color-scheme:light dark}
 body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}
@@ -158,18 +146,30 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 """
 
 
-class PageCollective(NamedTuple):
-    """One kind of collective of a step: bytes, and seconds of all its calls.
+class PricedCollective(NamedTuple):
+    """All calls of one kind in a step, on one rank.
 
-    `exposed`: those that nothing hides; None: they are not known.
+    Attributes:
+        collective: such as all_reduce; "send" and "message" are one to the next stage, or along a ring.
+        axis: data, replica, expert, context, tensor or pipeline.    ranks: of a call.
+        nbytes: of one call; where calls differ, as those of a recorded model, of all.
+        calls: may be a part of one, under local_steps.
+        seconds: of all calls.    exposed: those that nothing hides; None: they are not known.
     """
 
-    name: str
+    collective: str
+    axis: str
     ranks: int
     nbytes: float
     calls: float
     seconds: float
     exposed: float | None = None
+
+    def times(self, share: float) -> PricedCollective:
+        """So often; `nbytes` are those of all calls."""
+        return self._replace(
+            nbytes=self.nbytes * share, calls=self.calls * share, seconds=self.seconds * share
+        )
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ class ChoicePage(NamedTuple):
     limit_bytes: float
     fits: bool
     limit: str
-    collectives: Sequence[PageCollective]
+    collectives: Sequence[PricedCollective]
     others: Sequence[TradePoint]
     refused: Sequence[tuple[str, str]]
     points: Sequence[TradePoint]
@@ -225,7 +225,7 @@ class ChoicePage(NamedTuple):
         if self.collectives:
             yield f"  {'collectives of a rank':<26}{_columns(self.heads)}"
         yield from (
-            f"    {each.name:<24}{_columns(each.cells)}" for each in self.collectives[:MOST_COLLECTIVES]
+            f"    {_named(each):<24}{_columns(each.cells)}" for each in self.collectives[:MOST_COLLECTIVES]
         )
         if self.others:
             yield "  next best"
@@ -279,7 +279,7 @@ class ChoicePage(NamedTuple):
             yield "<h2>Collectives of a rank</h2><table>"
             yield _row(("collective", *self.heads), numbers=range(1, 6), cell="th")
             for each in self.collectives:
-                yield _row([escape(each.name), *each.cells], numbers=range(1, 6))
+                yield _row([escape(_named(each)), *each.cells], numbers=range(1, 6))
             yield "</table>"
         if self.others:
             yield "<h2>Next best</h2><table>"
@@ -293,10 +293,8 @@ class ChoicePage(NamedTuple):
             yield "</table>"
 
 
-def point_of(priced: PricedPlan, chosen: PricedPlan | None = None) -> TradePoint:
-    """A priced plan as a point, beside the chosen one."""
-    plan, change = priced.plan, "" if chosen is None else priced.plan.changes(chosen.plan)
-    return TradePoint(str(plan), priced.time.total, priced.memory.total, plan.recompute, change)
+def _named(each: PricedCollective) -> str:
+    return f"{each.collective} ({each.axis})"
 
 
 def _columns(texts: Sequence[str]) -> str:

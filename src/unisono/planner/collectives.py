@@ -1,4 +1,10 @@
-"""The collectives of a plan, and what they take on the links of a job.
+"""The links of a job in two levels, what a collective on them takes, and what the axes of a plan exchange.
+
+Rank order is that of `up.Plan`: tensor is the fastest axis, then context, data, pipeline. All groups of an
+axis work at the same time, so ranks of a host share its ports. The prices are those of rings, or of halving
+and doubling where latencies matter more (Thakur, Rabenseifner, Gropp, IJHPCA 2005), in each host and between
+hosts, where each rank of a group moves its part. `un.simulate` runs the same algorithms step by step; the
+tests compare the two.
 
 Ranks that share sequences attend to all of them as a ring, or by an exchange of heads. Ring: keys and values
 travel to the next rank while those that are there are at work; backward their gradients travel along, in f32.
@@ -15,11 +21,13 @@ Sources: Liu et al., Ring Attention, 2023 (arXiv:2310.01889); Jacobs et al., Dee
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from functools import lru_cache
-from math import ceil, comb
 from typing import NamedTuple
 
-from unisono.planner.interconnect import RankLayout, collective_s, message_s
+from unisono.networks import Network
+from unisono.planner.hardware import Hardware, Interconnect, LinkRate
 from unisono.planner.stages import expert_rows, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
@@ -27,41 +35,130 @@ __all__ = [
     "ContextExchange",
     "ExpertExchange",
     "GroupPrices",
-    "PlannedCollective",
+    "RankLayout",
+    "collective_s",
     "context_exchange",
     "expert_exchange",
+    "interconnect_of",
+    "message_s",
     "places_hit",
 ]
 
+FACTORS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+"""Passes over the ring."""
 
-class PlannedCollective(NamedTuple):
-    """Equal calls of one collective in a step, on one rank.
 
-    Attributes:
-        collective: its name; "send" is a message between stages, or to the next rank of a ring.
-        axis: data, replica, expert, context, tensor or pipeline.
-        ranks: of its group.
-        nbytes: of one call.
-        calls: of a step.
-        seconds: of all calls.
-        exposed: seconds in which the rank waits for them.
+class RankLayout(NamedTuple):
+    """Where the ranks of a group are: `size` of them, `per_host` on each host."""
+
+    size: int
+    per_host: int
+
+    @classmethod
+    def of(cls, size: int, stride: int, ranks: int, total: int) -> RankLayout:
+        """The worst layout of the groups 0, stride, 2 x stride ... of `total` ranks, on hosts of `ranks`.
+
+        Groups begin anywhere in a host if their sizes do not divide it.
+        Example: of(4, 2, 8, 64) has all on one host; of(4, 8, 8, 64) has four hosts; of(8, 4, 8, 64) two on
+        each of four; of(3, 1, 8, 24) two hosts, for ranks 6, 7 and 8.
+        """
+        if total <= ranks:
+            return cls(size, size)
+        block, length = size * stride, (size - 1) * stride
+        begins = (begin % ranks for begin in range(0, min(total, block * ranks), block))
+        # Of the `stride` groups of a block, the one that begins nearest to the end of a host.
+        latest = max(min(begin + stride, ranks) - 1 for begin in begins)
+        hosts = min(size, (latest + length) // ranks + 1)
+        return cls(size, -(-size // hosts))
+
+
+def collective_s(
+    collective: str, layout: RankLayout, nbytes: float, links: Interconnect, share: float
+) -> float:
+    """Seconds of a collective on a buffer of `nbytes`; `share` is that of the links' rates which it gets.
+
+    Cost: each pass moves (p-1)/p x nbytes for p ranks of a host over their inner links, and for p hosts over
+    the ports of the group's ranks. Segments overlap the two, so the longer one counts.
     """
+    if collective == "all_to_all":
+        return _all_to_all_s(layout, nbytes, links, share)
+    size, passes = layout.size, FACTORS[collective]
+    if size == 1 or not nbytes:
+        return 0.0
+    each, hosts = layout.per_host, -(-size // layout.per_host)
+    inner = (each - 1) / each / links.inside.bytes_per_s
+    outer = (hosts - 1) / hosts / (links.between.bytes_per_s * each)
+    latency = _steps(each) * links.inside.latency_s + _steps(hosts) * links.between.latency_s
+    return passes * (nbytes * max(inner, outer) / share + latency)
 
-    collective: str
-    axis: str
-    ranks: int
-    nbytes: float
-    calls: int
-    seconds: float
-    exposed: float
 
-    def plus(self, other: PlannedCollective) -> PlannedCollective:
-        """More of the same calls."""
-        return self._replace(
-            calls=self.calls + other.calls,
-            seconds=self.seconds + other.seconds,
-            exposed=self.exposed + other.exposed,
+def _all_to_all_s(layout: RankLayout, nbytes: float, links: Interconnect, share: float) -> float:
+    """Seconds of an all-to-all in which each rank has `nbytes`, as much for each rank of the group.
+
+    Cost: (each-1)/p x nbytes over the inner links and (p-each)/p x nbytes over the port, both at once, for
+    `each` of p ranks on a host; a message to each rank.
+    """
+    size, each = layout.size, layout.per_host
+    if size == 1 or not nbytes:
+        return 0.0
+    inner = (each - 1) / size / links.inside.bytes_per_s
+    outer = (size - each) / size / links.between.bytes_per_s
+    latency = links.between.latency_s if size > each else links.inside.latency_s
+    return nbytes * max(inner, outer) / share + latency
+
+
+def message_s(nbytes: float, links: Interconnect, share: float, *, inside: bool) -> float:
+    """Seconds of one message to the next stage of a pipeline."""
+    link = links.inside if inside else links.between
+    return nbytes / (link.bytes_per_s * share) + link.latency_s
+
+
+def _steps(size: int) -> int:
+    """Of a pass: those of a ring, or of halving and doubling, which fold other numbers than powers of two."""
+    return min(size - 1, math.ceil(math.log2(size)) + (size & (size - 1) != 0)) if size > 1 else 0
+
+
+def interconnect_of(hardware: Hardware, network: Network | None, ranks: int) -> Interconnect:
+    """The links of `ranks` ranks: those of a network, or of the hardware.
+
+    Of a network: the routes of a ring in the first host, and those from its ranks to the last host; ranks
+    whose routes share a link share its rate.
+
+    Raises:
+        ValueError: the network has too few ranks, or hosts that differ.
+    """
+    if network is None:
+        return Interconnect(hardware.name, hardware.ranks, hardware.inside, hardware.between)
+    if network.size < ranks:
+        raise ValueError(f"the network {network.name} has {network.size} ranks, and {ranks} are needed")
+    counts = Counter(network.hosts)
+    each = counts[network.hosts[0]]
+    last = network.hosts[-1]
+    if any(count != each for host, count in counts.items() if host != last) or counts[last] > each:
+        raise ValueError(
+            f"the hosts of {network.name} have {min(counts.values())} to {max(counts.values())} ranks: "
+            "hosts that differ are not planned yet"
         )
+    costs = network.costs_of(0)
+    busy = costs.o_send_s + costs.o_recv_s
+    ring = [(rank, (rank + 1) % each) for rank in range(each)]
+    inside = _shared(network, ring, busy) if each > 1 else LinkRate(busy, math.inf)
+    if len(counts) == 1:
+        return Interconnect(network.name, each, inside, inside)
+    pairs = [(rank, network.size - each + rank) for rank in range(each)]
+    return Interconnect(network.name, each, inside, _shared(network, pairs, busy))
+
+
+def _shared(network: Network, pairs: list[tuple[int, int]], busy_s: float) -> LinkRate:
+    """The slowest of some routes that are used at the same time."""
+    routes = [network.route(source, target) for source, target in pairs]
+    uses = Counter(link for route in routes for link in route)
+    rate = min(network.links[link].bytes_per_s / count for link, count in uses.items())
+    latency = max(sum(network.links[link].latency_s for link in route) for route in routes)
+    return LinkRate(latency + busy_s, rate)
+
+
+# ---- of a job's groups -----------------------------------------------------------------------------------
 
 
 class GroupPrices:
@@ -181,9 +278,9 @@ def expert_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) -
         nbytes = job.width * expert_rows(plan, job) * job.shape.hidden / plan.tensor
         return ExpertExchange(nbytes, prices.collective_s("all_to_all", size, stride, nbytes))
     mixed, each = job.shape.mixed, prices.ranks_of_host(size, stride)
-    hosts = ceil(size / each)
+    hosts = math.ceil(size / each)
     # A token's experts have to have room on the hosts that the router allows.
-    allowed = min(hosts, max(job.routed_hosts or hosts, ceil(mixed.top_k * hosts / mixed.count)))
+    allowed = min(hosts, max(job.routed_hosts or hosts, math.ceil(mixed.top_k * hosts / mixed.count)))
     on_hosts = places_hit(allowed, mixed.count // hosts, mixed.top_k)
     on_ranks = places_hit(allowed * each, mixed.count // size, mixed.top_k)
     row = job.width * sequence_part(plan, job) * job.shape.hidden / plan.tensor
@@ -200,4 +297,4 @@ def places_hit(places: int, each: int, count: int) -> float:
     """
     total = places * max(1, each)
     count = min(count, total)
-    return places * (1 - comb(total - max(1, each), count) / comb(total, count))
+    return places * (1 - math.comb(total - max(1, each), count) / math.comb(total, count))

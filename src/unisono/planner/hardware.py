@@ -8,19 +8,19 @@ Groups that span several kinds get the lowest rates and the smallest memory of t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, permutations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from unisono.engine.base.validation import flag, instance, not_negative, positive, text, whole
-from unisono.networks.cost_table import known, quantity
+from unisono.networks.cost_table import known
 from unisono.networks.places import At, DescriptionError, line_of
-from unisono.networks.quantities import bytes_per_s, nbytes, seconds
+from unisono.networks.quantities import bytes_per_s, nbytes, readable_size, seconds
 from unisono.networks.toml import tables_of, text_of
-from unisono.planner.readable import readable_size
 
 __all__ = [
     "Cluster",
@@ -29,6 +29,7 @@ __all__ = [
     "HostKind",
     "HostMemory",
     "Hosts",
+    "Interconnect",
     "KindRanks",
     "LinkRate",
     "described",
@@ -51,6 +52,15 @@ class LinkRate(NamedTuple):
 
     latency_s: float
     bytes_per_s: float
+
+
+class Interconnect(NamedTuple):
+    """Equal hosts: `ranks` of each, a rank's link `inside`, and its share of the ports `between` hosts."""
+
+    name: str
+    ranks: int
+    inside: LinkRate
+    between: LinkRate
 
 
 class HostMemory(NamedTuple):
@@ -195,112 +205,111 @@ def described(file: Path, read: Callable[[dict[str, Any]], Described]) -> Descri
         raise ValueError(f"{file}:{line_of(text, error.at)}: {error.at}: {error}") from None
 
 
-def _hardware(tables: dict[str, Any], name: str) -> Hardware:
-    top = At(())
-    needed = ("memory", "memory_rate", "ranks", "flops", "inside", "between", "efficiency")
-    _check_keys(tables, top, needed, ("name", "reserved", "overlap", "host"))
-    memory = quantity(nbytes, tables["memory"], top / "memory")
-    reserved = quantity(nbytes, tables.get("reserved", 0), top / "reserved")
-    if reserved >= memory:
-        raise DescriptionError(top / "reserved", f"is {reserved}, expected less than the memory, {memory}")
-    ranks, overlap = tables["ranks"], tables.get("overlap", True)
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise DescriptionError(top / "ranks", f"is {ranks!r}, expected a whole number of at least 1")
-    if not isinstance(overlap, bool):
-        raise DescriptionError(top / "overlap", f"is {overlap!r}, expected true or false")
-    return Hardware(
-        name=_text(tables.get("name", name), top / "name"),
-        flops=_flops(_table(tables, "flops"), top / "flops"),
-        memory_bytes=memory,
-        reserved_bytes=reserved,
-        memory_bytes_per_s=_rate(tables["memory_rate"], top / "memory_rate"),
-        ranks=ranks,
-        inside=_link(_table(tables, "inside"), top / "inside"),
-        between=_link(_table(tables, "between"), top / "between"),
-        overlap=overlap,
-        efficiency=_efficiency(_table(tables, "efficiency"), top / "efficiency"),
-        host=_host(_table(tables, "host"), top / "host", ranks) if "host" in tables else None,
-    )
+Reader = Callable[[Any], Any]
+"""It gives what a value of a file says, or raises ValueError or TypeError."""
 
 
-def _check_keys(table: dict[str, Any], at: At, needed: Sequence[str], others: Sequence[str] = ()) -> None:
+def _read(
+    table: object, at: At, needed: Mapping[str, Reader], others: Mapping[str, Reader] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The values of a table, each as its reader gives it.
+
+    Raises:
+        DescriptionError: a key is unknown or is missing, or a reader refuses its value.
+    """
+    if not isinstance(table, dict):
+        raise DescriptionError(at, f"is {table!r}, expected a table")
     known(table, at, {*needed, *others})
     for key in needed:
         if key not in table:
             raise DescriptionError(at, f"lacks {key}")
-
-
-def _table(tables: dict[str, Any], key: str) -> dict[str, Any]:
-    value = tables[key]
-    if not isinstance(value, dict):
-        raise DescriptionError(At((key,)), f"is {value!r}, expected a table")
-    return value
-
-
-def _flops(table: dict[str, Any], at: At) -> dict[str, float]:
-    known(table, at, set(COMPUTE))
-    if not table:
-        raise DescriptionError(at, f"is empty, expected one of {', '.join(COMPUTE)}")
-    if "fp8" in table and next(iter(table)) != "bf16":
-        raise DescriptionError(at / "fp8", "needs bf16 before it, in which the rest is computed")
-    found = {key: _number(value, at / key) for key, value in table.items()}
-    for key, flops in found.items():
-        if not LEAST_FLOPS <= flops <= MOST_RATE:
-            raise DescriptionError(
-                at / key, f"is {flops:g}, expected {LEAST_FLOPS:g} to {MOST_RATE:g} FLOP/s"
-            )
+    found = {}
+    for key, value in table.items():
+        try:
+            found[key] = {**needed, **others}[key](value)
+        except (ValueError, TypeError) as error:
+            raise DescriptionError(at / key, str(error)) from None
     return found
 
 
-def _link(table: dict[str, Any], at: At) -> LinkRate:
-    known(table, at, {"latency", "rate"})
-    if "rate" not in table:
-        raise DescriptionError(at, "lacks a rate")
-    return LinkRate(_time(table.get("latency", 0), at / "latency"), _rate(table["rate"], at / "rate"))
+def _of_type(kind: type, expected: str) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"is {value!r}, expected {expected}")
+        return value
+
+    return read
 
 
-def _host(table: dict[str, Any], at: At, ranks: int) -> HostMemory:
-    _check_keys(table, at, ("memory", "rate"))
-    memory = quantity(nbytes, table["memory"], at / "memory")
-    return HostMemory(memory // ranks, _rate(table["rate"], at / "rate"))
-
-
-def _efficiency(table: dict[str, Any], at: At) -> Efficiency:
-    shares = ("matrix", "memory", "links")
-    _check_keys(table, at, (*shares, "kernel", "source"), ("attention",))
-    given = [key for key in (*shares, "attention") if key in table]
-    found = {key: _number(table[key], at / key) for key in given}
-    for key, share in found.items():
-        if share > 1:
-            raise DescriptionError(at / key, f"is {share}, expected a share above 0, at most 1")
-    kernel = _time(table["kernel"], at / "kernel")
-    return Efficiency(**found, kernel_s=kernel, source=_text(table["source"], at / "source"))
-
-
-def _rate(value: Any, at: At) -> float:
-    rate: float = quantity(bytes_per_s, value, at)
-    if not LEAST_RATE <= rate <= MOST_RATE:
-        raise DescriptionError(at, f"is {rate:g}, expected {LEAST_RATE:g} to {MOST_RATE:g} bytes per second")
-    return rate
-
-
-def _time(value: Any, at: At) -> float:
-    time: float = quantity(seconds, value, at)
-    if time > MOST_S:
-        raise DescriptionError(at, f"is {time:g} s, expected at most {MOST_S:g} s")
-    return time
-
-
-def _text(value: Any, at: At) -> str:
-    if not isinstance(value, str):
-        raise DescriptionError(at, f"is {value!r}, expected a text")
-    return value
-
-
-def _number(value: Any, at: At) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise DescriptionError(at, f"is {value!r}, expected a number above 0")
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"is {value!r}, expected a number")
     return float(value)
+
+
+def _within(read: Reader, least: float, most: float, unit: str) -> Reader:
+    def checked(value: Any) -> float:
+        number = float(read(value))
+        if not least <= number <= most:
+            raise ValueError(f"is {number:g}, expected {least:g} to {most:g} {unit}")
+        return number
+
+    return checked
+
+
+def _share(value: Any) -> float:
+    if not 0 < (share := _number(value)) <= 1:
+        raise ValueError(f"is {value!r}, expected a share above 0, at most 1")
+    return share
+
+
+_text, _flag = _of_type(str, "a text"), _of_type(bool, "true or false")
+_rate = _within(bytes_per_s, LEAST_RATE, MOST_RATE, "bytes per second")
+_time = _within(seconds, 0, MOST_S, "s")
+_flops = _within(_number, LEAST_FLOPS, MOST_RATE, "FLOP/s")
+
+
+def _hardware(tables: dict[str, Any], name: str) -> Hardware:
+    top, table = At(()), lambda value: value
+    given = _read(
+        tables,
+        top,
+        {
+            "memory": nbytes, "memory_rate": _rate, "ranks": lambda value: whole(value, "ranks", 1),
+            **dict.fromkeys(("flops", "inside", "between", "efficiency"), table),
+        },
+        {"name": _text, "reserved": nbytes, "overlap": _flag, "host": table},
+    )  # fmt: skip
+    memory, reserved = given["memory"], given.get("reserved", 0)
+    if reserved >= memory:
+        raise DescriptionError(top / "reserved", f"is {reserved}, expected less than the memory, {memory}")
+    flops = _read(given["flops"], at := top / "flops", {}, dict.fromkeys(COMPUTE, _flops))
+    if not flops:
+        raise DescriptionError(at, f"is empty, expected one of {', '.join(COMPUTE)}")
+    if "fp8" in flops and next(iter(flops)) != "bf16":
+        raise DescriptionError(at / "fp8", "needs bf16 before it, in which the rest is computed")
+    inside, between = (
+        _read(given[key], top / key, {"rate": _rate}, {"latency": _time}) for key in ("inside", "between")
+    )
+    shares = {"matrix": _share, "memory": _share, "links": _share, "kernel": _time, "source": _text}
+    efficiency = _read(given["efficiency"], top / "efficiency", shares, {"attention": _share})
+    host = None
+    if "host" in given:
+        found = _read(given["host"], top / "host", {"memory": nbytes, "rate": _rate})
+        host = HostMemory(found["memory"] // given["ranks"], found["rate"])
+    return Hardware(
+        name=given.get("name", name),
+        flops=flops,
+        memory_bytes=memory,
+        reserved_bytes=reserved,
+        memory_bytes_per_s=given["memory_rate"],
+        ranks=given["ranks"],
+        inside=LinkRate(inside.get("latency", 0.0), inside["rate"]),
+        between=LinkRate(between.get("latency", 0.0), between["rate"]),
+        overlap=given.get("overlap", True),
+        efficiency=Efficiency(kernel_s=efficiency.pop("kernel"), **efficiency),
+        host=host,
+    )
 
 
 MOST_KINDS, MOST_HOSTS = 3, 1 << 20
@@ -471,36 +480,28 @@ def _pair(each: object) -> HostKind:
 
 
 def _kinds(tables: dict[str, Any], folder: Path) -> list[HostKind]:
-    known(tables, At(()), {"hosts"})
-    listed = tables.get("hosts")
+    listed = _read(tables, At(()), {}, {"hosts": lambda value: value}).get("hosts")
     if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
         raise DescriptionError(At(()), "lacks [[hosts]]")
     return [_kind(each, At(("hosts", at)), folder) for at, each in enumerate(listed)]
 
 
 def _kind(table: dict[str, Any], at: At, folder: Path) -> HostKind:
-    _check_keys(table, at, ("count", "hardware"), ("memory", "speed"))
-    name = table["hardware"]
-    if not isinstance(name, str):
-        raise DescriptionError(at / "hardware", f"is {name!r}, expected a name or a file")
-    try:
-        found = find_hardware(folder / name if name.endswith(".toml") else name)
-        count = int(whole(table["count"], "count", 1, MOST_HOSTS))
-    except (ValueError, TypeError) as error:
-        raise DescriptionError(at, str(error)) from None
-    if "memory" in table:
-        limit = quantity(nbytes, table["memory"], at / "memory")
+    def hardware(name: Any) -> Hardware:
+        return find_hardware(folder / _text(name) if _text(name).endswith(".toml") else name)
+
+    count = {"count": lambda value: int(whole(value, "count", 1, MOST_HOSTS)), "hardware": hardware}
+    given = _read(table, at, count, {"memory": nbytes, "speed": _share})
+    found, limit, speed = given["hardware"], given.get("memory"), given.get("speed", 1.0)
+    if limit is not None:
         if not 0 < limit <= found.memory_bytes:
             raise DescriptionError(at / "memory", f"is {limit}, expected 1 to {found.memory_bytes} bytes")
         found = found.limited(limit)
-    speed = table.get("speed", 1.0)
-    if isinstance(speed, bool) or not isinstance(speed, (int, float)) or not 0 < speed <= 1:
-        raise DescriptionError(at / "speed", f"is {speed!r}, expected a share above 0, at most 1")
     if speed != 1:
         found = msgspec.structs.replace(
             found,
-            name=f"{found.name} at {float(speed):g}",
+            name=f"{found.name} at {speed:g}",
             flops={name: rate * speed for name, rate in found.flops.items()},
             memory_bytes_per_s=found.memory_bytes_per_s * speed,
         )
-    return HostKind(count, found)
+    return HostKind(given["count"], found)

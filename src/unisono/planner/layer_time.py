@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from unisono.planner.choice_page import PricedCollective
 from unisono.planner.collectives import (
     ContextExchange,
     GroupPrices,
-    PlannedCollective,
     context_exchange,
     expert_exchange,
 )
@@ -251,11 +251,16 @@ class LayerPrices:
     def __init__(self, job: TrainingJob, prices: GroupPrices) -> None:
         self.job, self.prices = job, prices
         self._kept: dict[tuple[object, ...], LayerTime] = {}
+        self._sums: dict[tuple[tuple[int, int], ...], LayerTime] = {}  # by the layers that are kept
 
     def layers(self, plan: TrainingPlan, layers: RankLayers) -> LayerTime:
         """Some layers of both kinds, one after the other."""
-        parts = [_times(self.layer(plan, experts=experts), count) for count, experts in layers.kinds]
-        return LayerTime(*map(sum, zip(*parts, strict=True)))
+        parts = [(self.layer(plan, experts=experts), count) for count, experts in layers.kinds]
+        key = tuple((id(each), count) for each, count in parts)
+        if key not in self._sums:
+            each = [[count * value for value in time] for time, count in parts]
+            self._sums[key] = LayerTime(*map(sum, zip(*each, strict=True)))
+        return self._sums[key]
 
     def total_s(self, plan: TrainingPlan, layers: RankLayers) -> float:
         """The `total` of some layers of both kinds."""
@@ -272,7 +277,7 @@ class LayerPrices:
             self._kept[key] = self._priced(plan, experts=experts)
         return self._kept[key]
 
-    def collectives(self, plan: TrainingPlan, layers: RankLayers) -> list[PlannedCollective]:
+    def collectives(self, plan: TrainingPlan, layers: RankLayers) -> list[PricedCollective]:
         """Those of a step in these layers, except of the data axis and the pipeline."""
         found = []
         full, steps = plan.recompute == "full", plan.micro_batches(self.job.batch)
@@ -284,7 +289,7 @@ class LayerPrices:
                 if each.axis == "expert":
                     waited *= self._exposed(plan)
                 found.append(
-                    PlannedCollective(
+                    PricedCollective(
                         each.collective, each.axis, each.size, each.nbytes, calls * count,
                         calls * count * each.seconds, waited * count,
                     )
@@ -369,7 +374,7 @@ class LayerPrices:
         once, (_, compute) = expert_exchange(plan, self.job, self.prices), self._compute(plan, experts=True)
         return _waited_share(4 * once.seconds, compute.forward.total_s + compute.backward.total_s)
 
-    def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PlannedCollective]:
+    def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PricedCollective]:
         """Of a ring or an exchange of heads."""
         exchange, compute = self._compute(plan, experts=experts)
         there = exchange.forward_s(compute.core.total_s) * (1 + (plan.recompute != "none"))
@@ -381,7 +386,7 @@ class LayerPrices:
         else:
             seconds = passes * exchange.hops * exchange.pass_s + (exchange.hops + 1) * exchange.gradient_s
             calls, name, nbytes = passes * exchange.hops + exchange.hops + 1, "send", exchange.nbytes
-        yield PlannedCollective(
+        yield PricedCollective(
             name, "context", plan.context, nbytes, calls * count, seconds * count, waited * count
         )
 
@@ -389,7 +394,3 @@ class LayerPrices:
 def _waited_share(rows_s: float, compute_s: float) -> float:
     """Of rows of experts beside the compute of a layer, forward and backward."""
     return max(0.0, 1 - compute_s / rows_s) if rows_s else 0.0
-
-
-def _times(each: LayerTime, count: int) -> LayerTime:
-    return LayerTime(*(count * value for value in each))

@@ -13,7 +13,7 @@ import msgspec
 
 from unisono.planner.collectives import GroupPrices, context_exchange
 from unisono.planner.shape import TransformerShape
-from unisono.planner.stages import RankLayers, in_flight, layers_of_rank, sequence_part
+from unisono.planner.stages import in_flight, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 __all__ = ["MemoryModel", "MemoryUse", "RankElements", "layer_activations", "model_states"]
@@ -146,10 +146,12 @@ def model_states(elements: RankElements, plan: TrainingPlan, job: TrainingJob) -
     Example (bf16, reduce="low"): 7.5e9 elements and 64 data ranks take 120, 31.4, 16.6 and 1.88 GB under
     ZeRO 0 to 3.
     """
-    whole, part = elements.total, elements.shared(plan)
-    widths = zip((job.width, job.gradient_bytes, job.moment_bytes), (3, 2, 1), strict=True)
-    parameters, gradients, moments = (width * (whole if plan.zero < at else part) for width, at in widths)
-    return parameters, gradients, moments
+    whole, part, zero = elements.total, elements.shared(plan), plan.zero
+    return (
+        job.width * (part if zero == 3 else whole),
+        job.gradient_bytes * (part if zero >= 2 else whole),
+        job.moment_bytes * (part if zero else whole),
+    )
 
 
 class RankParts(NamedTuple):
@@ -175,83 +177,47 @@ class RankParts(NamedTuple):
 
 
 class MemoryModel:
-    """Memory of plans of one job. It keeps what plans have in common."""
+    """Memory of single ranks of plans of one job. It keeps what plans have in common."""
 
-    def __init__(self, job: TrainingJob, prices: GroupPrices | None = None) -> None:
-        self.job = job
-        self._prices = prices or GroupPrices(job)
+    def __init__(self, job: TrainingJob, prices: GroupPrices) -> None:
+        self.job, self._prices = job, prices
         self._activations: dict[tuple[object, ...], tuple[float, float]] = {}
         self._elements: dict[tuple[int, int], LayerElements] = {}
 
-    def of(self, plan: TrainingPlan) -> MemoryUse:
-        """That of the fullest rank."""
-        return self.fullest(plan, self.parts(plan))
+    def missing_of_host(self, plan: TrainingPlan, elements: RankElements) -> int:
+        """What is missing of the host's memory; 0, or less: what the rank swaps has room."""
+        host = self.job.hardware.host
+        return (
+            0 if plan.swap == "none" or host is None else ceil(self.host_bytes(plan, elements)) - host.nbytes
+        )
 
-    def parts(self, plan: TrainingPlan) -> list[RankParts]:
-        """Those of the first rank of a pipeline, the second, and the last one."""
-        return [self.part(plan, rank) for rank in _ranks(plan)]
-
-    def fullest(self, plan: TrainingPlan, parts: list[RankParts]) -> MemoryUse:
-        """Memory of the fullest rank of a plan that has these parts."""
-        return max((self.use(plan, each) for each in parts), key=lambda use: use.total)
-
-    def host_bytes(self, plan: TrainingPlan) -> float:
-        """What the fullest rank has in host memory."""
-        if plan.swap == "none":
-            return 0.0
-        swapped = 3 if plan.swap == "states" else 1
-        found = (model_states(self.elements(plan, rank), plan, self.job) for rank in _ranks(plan))
-        return max(sum(states[-swapped:]) for states in found)
-
-    def excess_bytes(self, plan: TrainingPlan, use: MemoryUse) -> int:
-        """What is missing of a rank's memory, or of the host's; 0: the plan fits."""
-        found, host = use.total - self.job.limit_bytes, self.job.hardware.host
-        if plan.swap != "none" and host is not None:
-            found = max(found, ceil(self.host_bytes(plan)) - host.nbytes)
-        return max(0, found)
-
-    def limit_bytes(self, plan: TrainingPlan) -> int:  # noqa: ARG002
-        """What a plan may use of its fullest rank."""
-        return self.job.limit_bytes
-
-    def least_bytes(self, parts: list[RankParts], plan: TrainingPlan) -> float:
-        """A bound: no sharing, swapping or codec of these stages takes less."""
-        return max(self.least_of_part_bytes(each, plan) for each in parts)
+    def host_bytes(self, plan: TrainingPlan, elements: RankElements) -> float:
+        """What a rank has in host memory."""
+        swapped = {"none": 3, "moments": 2, "states": 0}[plan.swap]
+        return sum(model_states(elements, plan, self.job)[swapped:])
 
     def least_of_part_bytes(self, each: RankParts, plan: TrainingPlan) -> float:
-        """The same of one rank."""
+        """A bound: no sharing, swapping or codec of the stages of a rank takes less."""
         again = 0.0 if _alone(plan, self.job) else each.again
         return each.kept + again + each.ends + self._least_states(plan, each.elements)
 
-    def least_of_layer_bytes(self, plan: TrainingPlan, rank: int) -> float:
-        """A bound: what each layer of a rank takes at least, whatever stages, sharing and codec are."""
-        shape, each = self.job.shape, self._layer_elements(plan)
-        mixed = shape.dense_layers < shape.layers
-        kept, _ = self._layer(plan, experts=mixed)
-        elements = RankElements(each.mixed, each.experts) if mixed else RankElements(each.dense)
-        states = self._least_states(plan, elements)
-        return states + kept * min(plan.pipeline - rank, plan.micro_batches(self.job.batch))
+    def least_of_layers_bytes(self, plan: TrainingPlan, rank: int, count: int) -> float:
+        """A bound: what `count` layers of a rank take at least, whatever stages, sharing and codec are.
 
-    def least_of_axes_bytes(self, plan: TrainingPlan) -> float:
-        """A bound: no plan with these axes and this recomputation takes less, whatever its stages are.
-
-        Some rank has the mean of all layers, of each micro-batch in flight; which of them have experts, and
-        which rank has the tables, is open.
+        Which of them have experts is open.
         """
         shape, each = self.job.shape, self._layer_elements(plan)
-        count, size = -(-shape.layers // plan.pipeline), plan.pipeline
-        flying = min(max(1, size - 1), plan.micro_batches(self.job.batch))
-        found = []
-        for dense in {min(count, shape.dense_layers), 0 if shape.experts is not None else count}:
-            mixed = count - dense
-            kept = again = 0.0
-            for number, experts in RankLayers(dense, mixed).kinds:
-                one, more = self._layer(plan, experts=experts)
-                kept, again = kept + number * flying * one, max(again, more)
-            again = 0.0 if _alone(plan, self.job) else again
-            elements = RankElements(dense * each.dense + mixed * each.mixed, mixed * each.experts)
-            found.append(kept + again + self._least_states(plan, elements))
-        return min(found)
+        flying = min(plan.pipeline - rank, plan.micro_batches(self.job.batch))
+
+        def layer(elements: RankElements, *, experts: bool) -> float:
+            return self._least_states(plan, elements) + flying * self._layer(plan, experts=experts)[0]
+
+        dense = min(count, shape.dense_layers)
+        of_dense = dense * layer(RankElements(each.dense), experts=False) if dense else 0.0
+        if shape.experts is None:
+            return of_dense
+        mixed = layer(RankElements(each.mixed, each.experts), experts=True)
+        return min(count * mixed, of_dense + (count - dense) * mixed)
 
     def _least_states(self, plan: TrainingPlan, elements: RankElements) -> float:
         job = self.job
@@ -269,10 +235,6 @@ class MemoryModel:
         ends = ends_elements(self.job.shape, plan, first=rank == 0, last=rank == plan.pipeline - 1)
         common = layers.dense * each.dense + layers.mixed * each.mixed + ends
         return RankElements(common, layers.mixed * each.experts)
-
-    def most_elements(self, plan: TrainingPlan) -> RankElements:
-        """Those of the rank that has most."""
-        return max((self.elements(plan, rank) for rank in _ranks(plan)), key=lambda each: each.total)
 
     # ---- parts -------------------------------------------------------------------------------------------
 
@@ -387,10 +349,6 @@ class MemoryModel:
 def _alone(plan: TrainingPlan, job: TrainingJob) -> bool:
     """Whether a step has one forward and one backward, so that no gradient is there at its loss."""
     return plan.pipeline == 1 and plan.micro_batches(job.batch) == 1
-
-
-def _ranks(plan: TrainingPlan) -> list[int]:
-    return sorted({0, min(1, plan.pipeline - 1), plan.pipeline - 1})
 
 
 def _resident(

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import msgspec
 
 from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
-from unisono.planner.choice_page import RECOMPUTE_GROUPS, ChoicePage, PageCollective, point_of
-from unisono.planner.cluster_model import ClusterModel, HostUse, PlanModels
-from unisono.planner.collectives import PlannedCollective
+from unisono.networks.quantities import readable_size, readable_time
+from unisono.planner.choice import Choice
+from unisono.planner.collectives import interconnect_of
 from unisono.planner.hardware import Cluster, Hardware, HostKind, Hosts, find_cluster, find_hardware
-from unisono.planner.interconnect import interconnect_of
-from unisono.planner.readable import readable_size, readable_time, signed_time
-from unisono.planner.search import PlanTree, PricedPlan, RefusedNeighbour, price, refused_neighbours, search
+from unisono.planner.plan_model import HostUse, PlanModel
+from unisono.planner.search import PlanTree, PricedPlan, price, refused_neighbours, search
 from unisono.planner.shape import TransformerShape
-from unisono.planner.step_time import TimeModel
 from unisono.planner.training_plan import (
     LISTS,
     MOST,
@@ -52,62 +51,35 @@ CAUSES = {
 RARE = {"context", "experts", "codec", "swap"}
 """They are shown where they take time."""
 
-MEMORY_CAUSES = {"recomputed": "one layer again", "ends": "embedding, loss"}
-"""Causes as people read them; other causes are as they are called."""
 
-RECORDED = (
-    "seconds", "tflops_per_gpu", "model_tflops_per_gpu", "memory_bytes", "limit_bytes", "fits", "limit",
-    "candidates", "compute",
-)  # fmt: skip
-"""What is in a record as it is called here."""
-
-
-class PlanChoice(NamedTuple):
+@dataclass(frozen=True)
+class PlanChoice(Choice):
     """A plan of a job, priced, with its reasons. `print` shows it on a screen.
 
     Attributes:
-        job: what it is for.  chosen: the plan, its time and its memory, by cause.
-        collectives: of a step, those that take longest first.
-        next_best: up to five others that fit.  refused: the plans one step away.
-        candidates: the plans that were compared.
+        job: what it is for.  hosts: what those of each kind have, in the order of ranks; []: all are equal.
     """
 
     job: TrainingJob
-    chosen: PricedPlan
-    collectives: list[PlannedCollective]
-    next_best: list[PricedPlan]
-    refused: list[RefusedNeighbour]
-    candidates: int
+    hosts: list[HostUse]
 
-    @property
-    def plan(self) -> TrainingPlan:
-        """The plan."""
-        return self.chosen.plan
+    NAMES: ClassVar[Mapping[str, str]] = {
+        **CAUSES,
+        "recomputed": "one layer again",
+        "ends": "embedding, loss",
+    }
+    ALWAYS: ClassVar[frozenset[str]] = frozenset(CAUSES.keys() - RARE)
+    RECORDED: ClassVar[tuple[str, ...]] = (
+        *Choice.RECORDED,
+        "tflops_per_gpu",
+        "model_tflops_per_gpu",
+        "compute",
+    )
 
     @property
     def compute(self) -> str:
         """Its type of compute."""
         return self.plan.compute or self.job.compute
-
-    @property
-    def seconds(self) -> float:
-        """A step."""
-        return self.chosen.time.total
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of the fullest rank."""
-        return self.chosen.memory.total
-
-    @property
-    def fits(self) -> bool:
-        """Whether a rank has this memory."""
-        return not self._model.memory.excess_bytes(self.plan, self.chosen.memory)
-
-    @property
-    def limit_bytes(self) -> int:
-        """What the fullest rank may use; where hosts differ, the one that has least to spare."""
-        return self._model.memory.limit_bytes(self.plan)
 
     @property
     def tflops_per_gpu(self) -> float:
@@ -118,17 +90,6 @@ class PlanChoice(NamedTuple):
     def model_tflops_per_gpu(self) -> float:
         """The same without what is computed again."""
         return self._tflops("none")
-
-    @property
-    def limit(self) -> str:
-        """The cause that takes the largest share of the step."""
-        return max(zip(self.chosen.time, self.chosen.time._fields, strict=True))[1]
-
-    @property
-    def hosts(self) -> list[HostUse]:
-        """What the hosts of each kind have, in the order of ranks; empty where all are equal."""
-        model = self._model
-        return model.placement(self.plan) if isinstance(model, ClusterModel) else []
 
     def runtime_arguments(self, before: int = 1) -> dict[str, Any]:
         """The arguments of `unisono.parallel.Plan` for this plan.
@@ -142,23 +103,10 @@ class PlanChoice(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """All of it as JSON has it; seconds and bytes. docs/planner.md lists the fields."""
-        chosen, job = self.chosen, self.job
+        job = self.job
         return {
-            **{name: getattr(self, name) for name in RECORDED},
-            "plan": msgspec.structs.asdict(chosen.plan),
-            "bubble_seconds": chosen.time.bubble,
-            "time": chosen.time._asdict(),
-            "memory": {name: round(value) for name, value in chosen.memory._asdict().items()},
-            "collectives": [{**each._asdict(), "nbytes": round(each.nbytes)} for each in self.collectives],
-            "next_best": [
-                {
-                    "plan": msgspec.structs.asdict(each.plan),
-                    "seconds": each.time.total,
-                    "memory_bytes": each.memory.total,
-                }
-                for each in self.next_best
-            ],
-            "refused": [each._asdict() for each in self.refused],
+            **super().record(),
+            "bubble_seconds": self.chosen.time.bubble,
             "hosts": [each._asdict() for each in self.hosts],
             "parameters": job.shape.parameters,
             "gpus": job.ranks,
@@ -168,95 +116,57 @@ class PlanChoice(NamedTuple):
             "efficiency": job.hardware.efficiency.source,
         }
 
-    def html(self, plans: Iterable[PricedPlan] = ()) -> str:
-        """One page with all of it, which needs no network. `plans`: further points of its picture."""
-        return self.page(plans).html()
-
-    def page(self, plans: Iterable[PricedPlan] = ()) -> ChoicePage:
-        """What that page shows."""
-        chosen, head = self.chosen, list(self._head())
-        return ChoicePage(
-            title=head[0],
-            chosen=point_of(chosen),
-            summary=[line.strip() for line in head[2:4]],
-            time={
-                CAUSES[name]: value
-                for name, value in chosen.time._asdict().items()
-                if value or name not in RARE
-            },
-            memory={MEMORY_CAUSES.get(name, name): value for name, value in chosen.memory._asdict().items()},
-            limit_bytes=self.limit_bytes,
-            fits=self.fits,
-            limit=CAUSES[self.limit],
-            collectives=[
-                PageCollective(f"{one.collective} ({one.axis})", *one[2:]) for one in self.collectives
-            ],
-            others=[point_of(each, chosen) for each in self.next_best],
-            refused=[(each.change, _refusal_text(each)) for each in self.refused],
-            points=[point_of(each) for each in (chosen, *self.next_best, *plans)],
-            groups=RECOMPUTE_GROUPS,
-        )
-
-    def __str__(self) -> str:
-        return "\n".join([*self._head(), "", *self.page().lines()])
-
-    @property
-    def _model(self) -> TimeModel | ClusterModel:
-        return PlanModels(self.job).of(self.plan)
-
     def _tflops(self, recompute: str) -> float:
         return self.job.shape.step_flops(self.job.batch, recompute) / self.job.ranks / self.seconds / 1e12
 
-    def _head(self) -> Iterator[str]:
-        job, tokens = self.job, self.job.batch * self.job.shape.sequence
-        network = f", {job.links.name}" if job.cluster is None and job.links.name != job.hardware.name else ""
-        yield (
+    def _fields(self, plan: TrainingPlan) -> dict[str, Any]:
+        return msgspec.structs.asdict(plan)
+
+    def _change(self, plan: TrainingPlan) -> str:
+        return plan.changes(self.plan)
+
+    def _title(self) -> str:
+        job, name = self.job, self.job.hardware.name
+        count, network = f"{job.ranks} x {name}", ""
+        if job.cluster is not None:
+            count = f"{job.ranks} on hosts {name}"
+        elif job.links.name != name:
+            network = f", {job.links.name}"
+        return (
             f"{_count(job.shape.parameters)} parameters, {job.batch} sequences of "
-            f"{job.shape.sequence} a step, {self._accelerators()}{network}, {self.compute}"
+            f"{job.shape.sequence} a step, {count}{network}, {self.compute}"
         )
-        yield f"  {self.plan}"
+
+    def _about(self) -> Iterator[str]:
+        tokens = self.job.batch * self.job.shape.sequence
         again = f" ({self.model_tflops_per_gpu:.1f} of the model)" if self.plan.recompute != "none" else ""
         yield (
-            f"  {readable_time(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
+            f"{readable_time(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
             f"{self.tflops_per_gpu:.1f} TFLOP/s a GPU{again}"
         )
-        yield f"  efficiencies of {job.hardware.name}: {job.hardware.efficiency.source}"
+        yield f"efficiencies of {self.job.hardware.name}: {self.job.hardware.efficiency.source}"
+
+    def _memory(self) -> str:
         state = "fits" if self.fits else "DOES NOT FIT"
         best = f"; the best of {self.candidates:,} plans" if self.candidates > 1 else ""
-        used = f"{_gib(self.memory_bytes)} of {_gib(self.limit_bytes)} GiB"
-        yield f"  {used} on the fullest rank: {state}{best}"
-        yield from map(_host_line, self.hosts)
+        return f"{_used(self)} on the fullest rank: {state}{best}"
 
-    def _accelerators(self) -> str:
-        name, count = self.job.hardware.name, self.job.ranks
-        return f"{count} x {name}" if self.job.cluster is None else f"{count} on hosts {name}"
-
-
-def _host_line(each: HostUse) -> str:
-    first, last = each.ranks
-    layers = ",".join(f"{count}" for count in each.layers)
-    used = f"{_gib(each.memory_bytes)} of {_gib(each.limit_bytes)} GiB"
-    return f"    ranks {first} to {last}: {each.hosts}; layers {layers}; micro-batches of {each.rows}; {used}"
+    def _beside(self) -> Iterator[str]:
+        for each in self.hosts:
+            first, last = each.ranks
+            layers = ",".join(f"{count}" for count in each.layers)
+            rows = f"layers {layers}; micro-batches of {each.rows}"
+            yield f"  ranks {first} to {last}: {each.hosts}; {rows}; {_used(each)}"
 
 
-def _refusal_text(each: RefusedNeighbour) -> str:
-    """The byte or the second that refuses a neighbour."""
-    if each.problem:
-        return each.problem
-    slower = signed_time(each.excess_s)
-    if each.excess_bytes:
-        return f"{_gib(each.excess_bytes)} GiB too many; {slower}"
-    return f"{slower} ({CAUSES[each.cause[0]]} {signed_time(each.cause[1])})"
+def _used(of: PlanChoice | HostUse) -> str:
+    return f"{of.memory_bytes / GIB:.2f} of {of.limit_bytes / GIB:.2f} GiB"
 
 
 def _count(number: int) -> str:
     if number < 1e6:
         return f"{number:,}"
     return f"{number / 1e9:.4g} billion" if number >= 1e9 else f"{number / 1e6:.4g} million"
-
-
-def _gib(nbytes: float) -> str:
-    return f"{nbytes / GIB:.2f}"
 
 
 SHOWN = 6
@@ -325,22 +235,21 @@ def plan(
         compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
         dispatch=text(dispatch, "dispatch"), routed_hosts=routed_hosts, expert_overlap=expert_overlap,
     )  # fmt: skip
-    models = PlanModels(job)
+    model = PlanModel(job)
     if plan is not None:
-        best, candidates = _priced(models, _fields(plan))
+        best, candidates = _priced(model, _fields(plan))
     else:
-        best, candidates = _searched(models, {} if fix is None else _fields(fix), runtime)
-    return _choice(models, best, candidates, runtime)
+        best, candidates = _searched(model, {} if fix is None else _fields(fix), runtime)
+    return _choice(model, best, candidates, runtime)
 
 
-def _choice(
-    models: PlanModels, best: list[PricedPlan], candidates: int, runtime: Runtime | None
-) -> PlanChoice:
+def _choice(model: PlanModel, best: list[PricedPlan], candidates: int, runtime: Runtime | None) -> PlanChoice:
     """The first of these plans, with its reasons."""
     chosen, *others = best
-    collectives = models.of(chosen.plan).collectives(chosen.plan)
-    refused = refused_neighbours(models, chosen, runtime)
-    return PlanChoice(models.job, chosen, collectives, others, refused, candidates)
+    collectives = model.collectives(chosen.plan)
+    refused = refused_neighbours(model, chosen, runtime)
+    hosts = model.placement(chosen.plan)
+    return PlanChoice(chosen, collectives, others, refused, candidates, model.job, hosts)
 
 
 def _check_asked(plan: object, fix: object, runtime: object) -> None:
@@ -431,14 +340,14 @@ def all_plans(
     `like`: of `DETAILS`, which make them many, only those of this plan and the defaults; on hosts that
     differ with equal stages and rows.
     """
-    models = PlanModels(job)
+    model = PlanModel(job)
     kept = [] if like is None else [(name, {getattr(like, name), DEFAULT[name]}) for name in DETAILS]
     fixed = _fields(fix)
     if like is not None and job.cluster is not None:
         fixed = {"layers": (), "rows": (), **fixed}
     for each in PlanTree(job, fixed, runtime):
         if all(getattr(each, name) in values for name, values in kept):
-            yield price(models, each)
+            yield price(model, each)
 
 
 def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
@@ -477,13 +386,13 @@ def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _searched(
-    models: PlanModels, fixed: dict[str, Any], runtime: Runtime | None
+    model: PlanModel, fixed: dict[str, Any], runtime: Runtime | None
 ) -> tuple[list[PricedPlan], int]:
     """The fastest plans with these fields that fit, and how many were compared."""
-    found = search(models, PlanTree(models.job, fixed, runtime), SHOWN)
+    found = search(model, PlanTree(model.job, fixed, runtime), SHOWN)
     if found.best:
         return found.best, found.candidates
-    job, smallest = models.job, found.smallest
+    job, smallest = model.job, found.smallest
     if smallest is None and fixed:
         wanted = _with_defaults(fixed, job)
         problem = wanted.problem(job, runtime) or "they cannot cut the batch or the model"
@@ -493,12 +402,11 @@ def _searched(
             f"no plan for {job.ranks} ranks and a batch of {job.batch}: data ranks have to divide the batch, "
             f"tensor ranks {job.shape.heads} heads, and {job.shape.layers} layers are cut at most once each"
         )
-    limit_bytes = models.of(smallest.plan).memory.limit_bytes(smallest.plan)
     refused = NoPlanFitsError(
-        f"no plan fits {limit_bytes / 2**30:.2f} GiB: of {found.candidates:,} the smallest needs "
+        f"no plan fits {smallest.limit_bytes / 2**30:.2f} GiB: of {found.candidates:,} the smallest needs "
         f"{smallest.memory.total / 2**30:.2f} GiB, {smallest.plan}"
     )
-    refused.choice = _choice(models, [smallest], found.candidates, runtime)
+    refused.choice = _choice(model, [smallest], found.candidates, runtime)
     raise refused
 
 
@@ -509,16 +417,16 @@ def _with_defaults(fields: Mapping[str, Any], job: TrainingJob) -> TrainingPlan:
     return plan if "data" in fields else msgspec.structs.replace(plan, data=data)
 
 
-def _priced(models: PlanModels, fields: dict[str, Any]) -> tuple[list[PricedPlan], int]:
+def _priced(model: PlanModel, fields: dict[str, Any]) -> tuple[list[PricedPlan], int]:
     """The plan with these fields; where its micro-batch is free, all of them that fit, or the smallest."""
-    job = models.job
+    job = model.job
     base = _with_defaults(fields, job)
     if problem := base.problem(job):
         raise ValueError(f"plan: {problem}")
     fixed = msgspec.structs.asdict(base)
     if "micro_batch" not in fields:
         del fixed["micro_batch"]
-    plans = [price(models, each) for each in PlanTree(job, fixed)]
-    fitting = [each for each in plans if not models.excess_bytes(each.plan, each.memory)]
+    plans = [price(model, each) for each in PlanTree(job, fixed)]
+    fitting = [each for each in plans if not each.excess_bytes]
     best = sorted(fitting, key=lambda each: each.order)[:SHOWN]
     return best or [min(plans, key=lambda each: each.memory.total)], len(plans)

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from unisono.planner.cluster_model import PlanModels
+from unisono.planner.choice import RefusedPlan, nearest_first
 from unisono.planner.hardware import MOST_KINDS, Cluster
 from unisono.planner.memory import MemoryUse
+from unisono.planner.plan_model import PlanModel
 from unisono.planner.step_time import StepTime
 from unisono.planner.training_plan import (
     LISTS,
@@ -40,7 +41,6 @@ from unisono.planner.training_plan import (
 __all__ = [
     "PlanTree",
     "PricedPlan",
-    "RefusedNeighbour",
     "SearchResult",
     "beside",
     "best_first",
@@ -277,11 +277,28 @@ ROUNDING = 1e-9
 
 
 class PricedPlan(NamedTuple):
-    """A plan, its step and its fullest rank."""
+    """A plan, its step and its fullest rank: what that may use, and what is missing; 0: the plan fits."""
 
     plan: TrainingPlan
     time: StepTime
     memory: MemoryUse
+    limit_bytes: int
+    excess_bytes: int
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Those of the step by cause."""
+        return self.time._asdict()
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The bytes of the fullest rank by cause."""
+        return self.memory._asdict()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Their sum."""
+        return self.memory.total
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -298,67 +315,46 @@ class SearchResult(NamedTuple):
     smallest: PricedPlan | None
 
 
-def price(models: PlanModels, plan: TrainingPlan) -> PricedPlan:
+def price(model: PlanModel, plan: TrainingPlan) -> PricedPlan:
     """A plan with its time and memory."""
-    model = models.of(plan)
-    return PricedPlan(plan, model.step(plan), model.memory.of(plan))
+    return PricedPlan(plan, model.step(plan), *model.memory(plan))
 
 
-def search(models: PlanModels, tree: PlanTree, count: int) -> SearchResult:
+def search(model: PlanModel, tree: PlanTree, count: int) -> SearchResult:
     """The `count` fastest plans of a space that fit."""
-    limit_bytes, axes = models.job.limit_bytes, list(tree.axes())
-    roots = [
-        each
-        for each in tree.recomputations(axes)
-        if models.of(each).memory.least_of_axes_bytes(each) <= limit_bytes
-    ]
+    limit_bytes, axes = model.job.limit_bytes, list(tree.axes())
+    roots = [each for each in tree.recomputations(axes) if model.least_of_axes_bytes(each) <= limit_bytes]
     best: list[PricedPlan] = []
-    for bound_s, stages in _by_bound(
-        roots,
-        tree.stages,
-        lambda plan: models.of(plan).least_of_axes_s(plan),
-        lambda plan: models.of(plan).least_s(plan),
-    ):
+    for bound_s, stages in _by_bound(roots, tree.stages, model.least_of_axes_s, model.least_s):
         if len(best) == count and bound_s * (1 - ROUNDING) > best[-1].time.total:
             break
-        model = models.of(stages)
-        memory: Any = model.memory
-        parts = memory.parts(stages)
-        if memory.least_bytes(parts, stages) > limit_bytes:
+        parts = model.parts(stages)
+        if model.least_bytes(stages, parts) > limit_bytes:
             continue
         for plan in tree.sharings(stages):
-            use = memory.fullest(plan, parts)
-            if not memory.excess_bytes(plan, use):
-                best.append(PricedPlan(plan, model.step(plan), use))
-        best = sorted(best, key=lambda each: each.order)[:count]
-    smallest = None if best else _smallest(models, tree, axes)
+            memory = model.memory(plan, parts)
+            if not memory.excess_bytes:
+                found = PricedPlan(plan, model.step(plan, parts), *memory)
+                if len(best) < count or found.time.total <= best[-1].time.total:
+                    best = sorted([*best, found], key=lambda each: each.order)[:count]
+    smallest = None if best else _smallest(model, tree, axes)
     return SearchResult(best, sum(map(tree.count, axes)), smallest)
 
 
-def _smallest(models: PlanModels, tree: PlanTree, axes: list[TrainingPlan]) -> PricedPlan | None:
+def _smallest(model: PlanModel, tree: PlanTree, axes: list[TrainingPlan]) -> PricedPlan | None:
     """The plan that needs least memory, as if all hosts had the limit of the job."""
-
-    def least_of_axes_bytes(plan: TrainingPlan) -> float:
-        return models.of(plan).memory.least_of_axes_bytes(plan)
-
-    def least_bytes(plan: TrainingPlan) -> float:
-        memory: Any = models.of(plan).memory
-        bound: float = memory.least_bytes(memory.parts(plan), plan)
-        return bound
-
     best: tuple[float, TrainingPlan] | None = None
     roots = tree.recomputations(axes)
-    for bound, stages in _by_bound(roots, tree.stages, least_of_axes_bytes, least_bytes):
+    for bound, stages in _by_bound(roots, tree.stages, model.least_of_axes_bytes, model.least_bytes):
         if best is not None and bound * (1 - ROUNDING) > best[0]:
             break
-        memory: Any = models.of(stages).memory
-        parts = memory.parts(stages)
+        parts = model.parts(stages)
         for plan in tree.sharings(stages):
-            use = memory.fullest(plan, parts)
-            total = use.total + models.job.limit_bytes - memory.limit_bytes(plan)
+            memory = model.memory(plan, parts)
+            total = memory.use.total + model.job.limit_bytes - memory.limit_bytes
             if best is None or total < best[0]:
                 best = total, plan
-    return None if best is None else price(models, best[1])
+    return None if best is None else price(model, best[1])
 
 
 class _PlanNode(NamedTuple):
@@ -416,50 +412,32 @@ def best_first(
 # ---- why not otherwise -----------------------------------------------------------------------------------
 
 
-class RefusedNeighbour(NamedTuple):
-    """A plan that differs in one choice.
-
-    Attributes:
-        change: the fields that differ, such as "zero=1".
-        problem: why it cannot be run; "" if it can.
-        excess_bytes: memory above the limit; 0: it fits.
-        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit.
-        cause: the part of the step that grows most, and its seconds.
-    """
-
-    change: str
-    problem: str
-    excess_bytes: int
-    excess_s: float
-    cause: tuple[str, float]
-
-
 def refused_neighbours(
-    models: PlanModels, chosen: PricedPlan, runtime: Runtime | None = None
-) -> list[RefusedNeighbour]:
+    model: PlanModel, chosen: PricedPlan, runtime: Runtime | None = None
+) -> list[RefusedPlan]:
     """All plans one step away, those that memory refuses first, then the nearest."""
-    found = [_refused(models, chosen, plan, runtime) for plan in _neighbours(models, chosen.plan)]
-    return sorted(found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s))
+    return nearest_first(_refused(model, chosen, plan, runtime) for plan in _neighbours(model, chosen.plan))
 
 
 def _refused(
-    models: PlanModels, chosen: PricedPlan, plan: TrainingPlan, runtime: Runtime | None
-) -> RefusedNeighbour:
+    model: PlanModel, chosen: PricedPlan, plan: TrainingPlan, runtime: Runtime | None
+) -> RefusedPlan:
     change = plan.changes(chosen.plan)
-    if problem := plan.problem(models.job, runtime):
-        return RefusedNeighbour(change, problem, 0, 0.0, ("", 0.0))
-    priced = price(models, plan)
+    if problem := plan.problem(model.job, runtime):
+        return RefusedPlan(change, problem, 0, None, ("", 0.0))
+    priced = price(model, plan)
     grown = [
         (now - before, name)
         for name, now, before in zip(priced.time._fields, priced.time, chosen.time, strict=True)
     ]
     seconds, name = max(grown)
-    excess = models.excess_bytes(plan, priced.memory)
-    return RefusedNeighbour(change, "", excess, priced.time.total - chosen.time.total, (name, seconds))
+    return RefusedPlan(
+        change, "", priced.excess_bytes, priced.time.total - chosen.time.total, (name, seconds)
+    )
 
 
-def _neighbours(models: PlanModels, plan: TrainingPlan) -> Iterator[TrainingPlan]:
-    job = models.job
+def _neighbours(model: PlanModel, plan: TrainingPlan) -> Iterator[TrainingPlan]:
+    job = model.job
 
     def changed(**fields: Any) -> TrainingPlan:
         return msgspec.structs.replace(plan, **fields)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unisono.planner.collectives import GroupPrices, PlannedCollective
+from unisono.planner.choice_page import PricedCollective
+from unisono.planner.collectives import GroupPrices
 from unisono.planner.layer_time import (
     ComputeTime,
     LayerPrices,
@@ -20,10 +21,10 @@ from unisono.planner.layer_time import (
     update_s,
 )
 from unisono.planner.memory import MemoryModel, RankElements
-from unisono.planner.stages import RankLayers, layers_of_rank, rank_layers, sequence_part
+from unisono.planner.stages import RankLayers, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, codec_rank
 
-__all__ = ["RankStepTime", "StepTime", "TimeModel"]
+__all__ = ["HostModel", "RankPace", "StepTime"]
 
 
 class _Copies(NamedTuple):
@@ -34,56 +35,47 @@ class _Copies(NamedTuple):
     stride: int
     replicas: int
 
-    @property
-    def all(self) -> int:
-        return self.sharers * self.replicas
-
-
-class _LayerwiseCall(NamedTuple):
-    """A collective on a whole buffer of `nbytes`, which is cut into layers."""
-
-    name: str
-    axis: str
-    size: int
-    stride: int
-    nbytes: float
+    def group(self, who: str) -> tuple[int, int, float]:
+        """The size and the stride of a group, and the elements that it exchanges."""
+        return {
+            "sharers": (self.sharers, self.stride, self.elements),
+            "replicas": (self.replicas, self.stride * self.sharers, self.elements / self.sharers),
+            "all": (self.sharers * self.replicas, self.stride, self.elements),
+        }[who]
 
 
 class _DataPhase(NamedTuple):
-    """Calls that travel together, `times` in a step, beside `window_s` of compute."""
+    """Calls that travel together, `times` in a step, beside `window_s` of compute; `width`: of an element."""
 
-    calls: list[_LayerwiseCall]
+    name: str
+    who: str
+    width: float
     times: int
     window_s: float
 
 
 def _data_collectives(
     job: TrainingJob, plan: TrainingPlan, elements: RankElements, rank: _RankTime, prices: GroupPrices
-) -> list[PlannedCollective]:
-    """Gradients and gathered parameters of a step."""
+) -> list[PricedCollective]:
+    """Gradients and gathered parameters of a step; buffers are cut into layers."""
     if plan.copies == 1:
         return []
-    found = []
-    for phase in _phases(job, plan, _copies(plan, elements), rank):
-        units = rank.layers.total
-        once = [
-            units * prices.collective_s(each.name, each.size, each.stride, each.nbytes / units)
-            for each in phase.calls
+    found, units, copies = [], rank.layers.total, _copies(plan, elements)
+    for phase in _phases(job, plan, rank):
+        calls = [
+            (size, stride, count * phase.width / units)
+            for size, stride, count in (each.group(phase.who) for each in copies)
+            if size > 1
         ]
+        once = [units * prices.collective_s(phase.name, *call) for call in calls]
         total = sum(once)
         exposed = max(total / units, total - phase.window_s) if job.overlap else total
-        for call, seconds in zip(phase.calls, once, strict=True):
-            waited = exposed * seconds / total if total else 0.0
+        axis = "replica" if phase.who == "replicas" else "data"
+        for (size, _, nbytes), seconds in zip(calls, once, strict=True):
+            waited = phase.times * (exposed * seconds / total if total else 0.0)
+            calls_s = phase.times * seconds
             found.append(
-                PlannedCollective(
-                    call.name,
-                    call.axis,
-                    call.size,
-                    call.nbytes / units,
-                    phase.times * units,
-                    phase.times * seconds,
-                    phase.times * waited,
-                )
+                PricedCollective(phase.name, axis, size, nbytes, phase.times * units, calls_s, waited)
             )
     return found
 
@@ -97,44 +89,18 @@ def _copies(plan: TrainingPlan, elements: RankElements) -> list[_Copies]:
     return found
 
 
-def _phases(
-    job: TrainingJob, plan: TrainingPlan, groups: list[_Copies], rank: _RankTime
-) -> Iterator[_DataPhase]:
-    count = plan.micro_batches(job.batch)
-
-    def calls(name: str, width: float) -> list[_LayerwiseCall]:
-        return [
-            _LayerwiseCall(name, "data", each.sharers, each.stride, each.elements * width)
-            for each in groups
-            if each.sharers > 1
-        ]
-
+def _phases(job: TrainingJob, plan: TrainingPlan, rank: _RankTime) -> Iterator[_DataPhase]:
     if plan.zero == 0:
-        width = _gradient_bytes(job, plan)
-        whole = [
-            _LayerwiseCall("all_reduce", "data", each.all, each.stride, each.elements * width)
-            for each in groups
-        ]
-        yield _DataPhase(whole, 1, rank.backward_s)
+        yield _DataPhase("all_reduce", "all", _gradient_bytes(job, plan), 1, rank.backward_s)
         return
-    rounds = count if plan.zero >= 2 else 1
+    rounds = plan.micro_batches(job.batch) if plan.zero >= 2 else 1
     window = rank.backward_s / (2 if plan.zero == 3 else 1)
-    yield _DataPhase(calls("reduce_scatter", job.gradient_bytes), rounds, window)
-    between = [
-        _LayerwiseCall(
-            "all_reduce",
-            "replica",
-            each.replicas,
-            each.stride * each.sharers,
-            each.elements * job.gradient_bytes / each.sharers,
-        )
-        for each in groups
-        if each.replicas > 1
-    ]
-    yield _DataPhase(between, 1, 0.0)
-    yield _DataPhase(calls("all_gather", job.width), rounds if plan.zero == 3 else 1, rank.time.forward)
+    gathers = rounds if plan.zero == 3 else 1
+    yield _DataPhase("reduce_scatter", "sharers", job.gradient_bytes, rounds, window)
+    yield _DataPhase("all_reduce", "replicas", job.gradient_bytes, 1, 0.0)
+    yield _DataPhase("all_gather", "sharers", job.width, gathers, rank.time.forward)
     if plan.zero == 3:
-        yield _DataPhase(calls("all_gather", job.width), rounds, window)
+        yield _DataPhase("all_gather", "sharers", job.width, rounds, window)
 
 
 def _gradient_bytes(job: TrainingJob, plan: TrainingPlan) -> float:
@@ -232,164 +198,103 @@ class _RankTime(NamedTuple):
     output: ComputeTime
 
     @property
-    def total_s(self) -> float:
-        return self.time.total + self.output.total_s
-
-    @property
     def backward_s(self) -> float:
         return self.time.backward + self.time.again
 
 
-class RankStepTime(NamedTuple):
-    """One rank's step without waiting for others, its collectives of the data axis, and a micro-batch there.
+NO_COMPUTE = ComputeTime()
 
-    `micro_batch_s` is its layers, the output matrix where it has it, and its messages.
-    """
 
-    time: StepTime
-    data: list[PlannedCollective]
+class RankPace(NamedTuple):
+    """A micro-batch on one rank of the pipeline, with messages; and what it adds to the filling of that."""
+
     micro_batch_s: float
+    fill_s: float
 
 
-class TimeModel:
-    """Prices plans of one job. It keeps what plans have in common."""
+class LeastPace(NamedTuple):
+    """The least that a layer and a micro-batch take, its forward, and what a rank has beside its layers."""
 
-    def __init__(self, job: TrainingJob, prices: GroupPrices | None = None) -> None:
-        self.job = job
-        self.prices = prices or GroupPrices(job)
-        self.memory = MemoryModel(job, self.prices)
-        self._layers = LayerPrices(job, self.prices)
+    layer_s: float
+    forward_s: float
+    end_s: float
+
+
+class HostModel:
+    """Prices single ranks of plans on equal hosts. It keeps what plans have in common."""
+
+    def __init__(self, job: TrainingJob, prices: GroupPrices) -> None:
+        self.job, self.prices = job, prices
+        self.memory = MemoryModel(job, prices)
+        self._layers = LayerPrices(job, prices)
         self._outputs: dict[tuple[int, int, int], ComputeTime] = {}
 
-    def step(self, plan: TrainingPlan) -> StepTime:
-        """The time of a step, by cause."""
-        return self._priced(plan)[0]
-
-    def collectives(self, plan: TrainingPlan) -> list[PlannedCollective]:
-        """The collectives of a step, those that take longest first; equal calls are one entry."""
-        _, data, slowest = self._priced(plan)
-        return self._merged(plan, slowest.layers, data)
-
-    def of_rank(self, plan: TrainingPlan, rank: int) -> RankStepTime:
-        """The step of one rank of the pipeline, which waits for no other."""
+    def step(self, plan: TrainingPlan, rank: int, elements: RankElements) -> StepTime:
+        """The step of one rank of the pipeline, which has these elements and waits for no other."""
+        job, count = self.job, plan.micro_batches(self.job.batch)
         found = self._rank_time(plan, rank)
-        elements = self.memory.elements(plan, rank)
-        time, data = self._step(plan, found, elements, 0.0)
-        return RankStepTime(time, data, found.total_s + self._messages_s(plan))
+        layers, output = found.time, found.output
+        update = update_s(elements.shared(plan) if plan.zero else elements.total, job)
+        return StepTime(
+            matrix=count * (layers.matrix + output.matrix_s),
+            other=count * (layers.other + output.other_s),
+            recompute=count * layers.again,
+            tensor=count * layers.tensor,
+            context=count * layers.context,
+            experts=count * layers.experts,
+            messages=count * self._messages_s(plan) + self._table_s(plan),
+            bubble=0.0,
+            data=sum(
+                each.exposed or 0.0 for each in _data_collectives(job, plan, elements, found, self.prices)
+            ),
+            codec=_codec_s(job, plan, elements),
+            swap=_swap_s(job, plan, elements, found, update),
+            update=update,
+        )
 
-    def collectives_of_rank(self, plan: TrainingPlan, rank: int) -> list[PlannedCollective]:
-        """The collectives of a step of one rank of the pipeline."""
-        found = self.of_rank(plan, rank)
-        return self._merged(plan, layers_of_rank(self.job.shape, plan, rank), found.data)
-
-    def micro_batch_s(self, plan: TrainingPlan, rank: int) -> float:
-        """A micro-batch on one rank of the pipeline, with its messages."""
-        layers = layers_of_rank(self.job.shape, plan, rank)
-        output = self._output(plan).total_s if rank == plan.pipeline - 1 else 0.0
-        return self._layers.total_s(plan, layers) + output + self._messages_s(plan)
-
-    def layer_s(self, plan: TrainingPlan) -> float:
-        """A layer and a micro-batch, of models whose layers are equal."""
-        shape = self.job.shape
-        return self._layers.layer(plan, experts=shape.dense_layers < shape.layers).total
-
-    def _merged(
-        self, plan: TrainingPlan, layers: RankLayers, data: list[PlannedCollective]
-    ) -> list[PlannedCollective]:
-        found = [*self._layers.collectives(plan, layers), *self._message_list(plan), *data]
-        equal: dict[tuple[str, str, float], PlannedCollective] = {}
+    def collectives(self, plan: TrainingPlan, rank: int, elements: RankElements) -> list[PricedCollective]:
+        """The collectives of a step of one rank, those that take longest first; equal calls are one entry."""
+        time = self._rank_time(plan, rank)
+        found = [
+            *self._layers.collectives(plan, time.layers),
+            *self._message_list(plan),
+            *_data_collectives(self.job, plan, elements, time, self.prices),
+        ]
+        equal: dict[tuple[str, str, float], PricedCollective] = {}
         for each in found:
             key = each.collective, each.axis, each.nbytes
-            equal[key] = equal[key].plus(each) if key in equal else each
+            equal[key] = _added(equal[key], each) if key in equal else each
         return sorted(equal.values(), key=lambda each: -each.seconds)
 
-    def least_s(self, plan: TrainingPlan) -> float:
-        """A bound: no plan with these axes and stages is faster, whatever it shares, swaps and codes."""
-        first, middle, last = rank_layers(self.job.shape, plan)
-        messages = self._messages_s(plan)
-        between = self._layers.total_s(plan, middle)
-        pace = self._layers.total_s(plan, last) + self._output(plan).total_s
-        if plan.pipeline > 1:
-            pace = max(pace, between, self._layers.total_s(plan, first))
-        bubble = 0.0
-        if plan.schedule == "zb-h1":
-            rank = _RankTime(middle, self._layers.layers(plan, middle), ComputeTime())
-            bubble = self._bubble_s(plan, rank)
-        elif plan.pipeline > 1:
-            bubble = (plan.pipeline - 1) / plan.interleave * (between + messages)
-        return plan.micro_batches(self.job.batch) * (pace + messages) + bubble
+    def pace(self, plan: TrainingPlan, rank: int) -> RankPace:
+        """What a micro-batch takes on one rank of the pipeline.
 
-    def least_of_axes_s(self, plan: TrainingPlan) -> float:
-        """A bound: no plan with these axes and micro-batches is faster, whatever its stages are.
-
-        The slowest rank has at least the mean of all ranks; the bubble has one layer of each other stage.
+        The others fill and drain it: (p-1)/v stages in all, Narayanan et al., 2021, section 2.2. ZB-H1 fills
+        the time of the weights' gradients: Qi et al., 2023 (arXiv:2401.10241), table 2.
         """
-        shape, size = self.job.shape, plan.pipeline
+        layers, messages = layers_of_rank(self.job.shape, plan, rank), self._messages_s(plan)
+        one = self._layers.total_s(plan, layers) + messages
+        if rank == plan.pipeline - 1:
+            one += self._output(plan).total_s
+        if plan.schedule != "zb-h1":
+            return RankPace(one, one / plan.interleave)
+        time, message = self._layers.layers(plan, layers), messages / 2
+        return RankPace(one, time.forward + message + max(0.0, time.backward + message - 2 * time.weights))
+
+    def least_pace(self, plan: TrainingPlan, *, last: bool) -> LeastPace:
+        """What no rank of a pipeline is below; the last one has the output matrix."""
+        shape = self.job.shape
         kinds = RankLayers(shape.dense_layers, shape.layers - shape.dense_layers).kinds
         layers = [self._layers.layer(plan, experts=experts) for _, experts in kinds]
-        whole = shape.layers * min(each.total for each in layers) + self._output(plan).total_s
-        pace = whole / size + self._messages_s(plan)
-        bubble = (size - 1) * min(each.forward for each in layers)
-        return plan.micro_batches(self.job.batch) * pace + bubble
+        end_s = self._messages_s(plan) + (self._output(plan).total_s if last else 0.0)
+        return LeastPace(min(each.total for each in layers), min(each.forward for each in layers), end_s)
 
     # ---- parts -------------------------------------------------------------------------------------------
 
-    def _priced(self, plan: TrainingPlan) -> tuple[StepTime, list[PlannedCollective], _RankTime]:
-        slowest, middle = self._rank_times(plan)
-        elements = self.memory.most_elements(plan)
-        return *self._step(plan, slowest, elements, self._bubble_s(plan, middle)), slowest
-
     def _rank_time(self, plan: TrainingPlan, rank: int) -> _RankTime:
         layers = layers_of_rank(self.job.shape, plan, rank)
-        output = self._output(plan) if rank == plan.pipeline - 1 else ComputeTime()
+        output = self._output(plan) if rank == plan.pipeline - 1 else NO_COMPUTE
         return _RankTime(layers, self._layers.layers(plan, layers), output)
-
-    def _step(
-        self, plan: TrainingPlan, of: _RankTime, elements: RankElements, bubble_s: float
-    ) -> tuple[StepTime, list[PlannedCollective]]:
-        """The step of a rank that has these layers and elements, and waits for others for `bubble_s`."""
-        job, count = self.job, plan.micro_batches(self.job.batch)
-        rank, output = of.time, of.output
-        data = _data_collectives(job, plan, elements, of, self.prices)
-        update = update_s(elements.shared(plan) if plan.zero else elements.total, job)
-        time = StepTime(
-            matrix=count * (rank.matrix + output.matrix_s),
-            other=count * (rank.other + output.other_s),
-            recompute=count * rank.again,
-            tensor=count * rank.tensor,
-            context=count * rank.context,
-            experts=count * rank.experts,
-            messages=count * self._messages_s(plan) + self._table_s(plan),
-            bubble=bubble_s,
-            data=sum(each.exposed for each in data),
-            codec=_codec_s(job, plan, elements),
-            swap=_swap_s(job, plan, elements, of, update),
-            update=update,
-        )
-        return time, data
-
-    def _rank_times(self, plan: TrainingPlan) -> tuple[_RankTime, _RankTime]:
-        """A micro-batch on the slowest rank and on one in the middle."""
-        first, middle, last = rank_layers(self.job.shape, plan)
-        end = _RankTime(last, self._layers.layers(plan, last), self._output(plan))
-        if plan.pipeline == 1:
-            return end, end
-        found = [
-            _RankTime(layers, self._layers.layers(plan, layers), ComputeTime()) for layers in (middle, first)
-        ]
-        return max([end, *found], key=lambda rank: rank.total_s), found[0]
-
-    def _bubble_s(self, plan: TrainingPlan, middle: _RankTime) -> float:
-        """Waiting at the two ends of a step: (p-1)/v stages. Narayanan et al., 2021, section 2.2.
-
-        ZB-H1 fills the time of the weights' gradients. Qi et al., 2023 (arXiv:2401.10241), table 2.
-        """
-        messages = self._messages_s(plan)
-        if plan.schedule != "zb-h1":
-            return (plan.pipeline - 1) / plan.interleave * (middle.total_s + messages)
-        forward, weights = middle.time.forward + messages / 2, middle.time.weights
-        inputs = middle.time.backward - weights + messages / 2
-        return (plan.pipeline - 1) * (forward + max(0.0, inputs - weights))
 
     def _output(self, plan: TrainingPlan) -> ComputeTime:
         key = plan.tensor, plan.micro_batch, plan.context
@@ -415,18 +320,18 @@ class TimeModel:
         """Of a micro-batch on one rank: forward and backward, for each of its stages."""
         return 2 * plan.interleave * self._message_s(plan) if plan.pipeline > 1 else 0.0
 
-    def _message_list(self, plan: TrainingPlan) -> list[PlannedCollective]:
+    def _message_list(self, plan: TrainingPlan) -> list[PricedCollective]:
         if plan.pipeline == 1:
             return []
         count = plan.micro_batches(self.job.batch)
         seconds = count * self._messages_s(plan)
         nbytes = self._activation_bytes(plan) / plan.tensor
         found = [
-            PlannedCollective("send", "pipeline", 2, nbytes, 2 * plan.interleave * count, seconds, seconds)
+            PricedCollective("send", "pipeline", 2, nbytes, 2 * plan.interleave * count, seconds, seconds)
         ]
         if table_s := self._table_s(plan):
             found.append(
-                PlannedCollective("all_reduce", "pipeline", 2, self._table_bytes(plan), 1, table_s, table_s)
+                PricedCollective("all_reduce", "pipeline", 2, self._table_bytes(plan), 1, table_s, table_s)
             )
         return found
 
@@ -444,3 +349,9 @@ class TimeModel:
             return 0.0
         stride = plan.copies * plan.tensor * (plan.pipeline - 1)
         return self.prices.collective_s("all_reduce", 2, stride, self._table_bytes(plan))
+
+
+def _added(one: PricedCollective, more: PricedCollective) -> PricedCollective:
+    """More of the same calls."""
+    exposed = (one.exposed or 0.0) + (more.exposed or 0.0)
+    return one._replace(calls=one.calls + more.calls, seconds=one.seconds + more.seconds, exposed=exposed)

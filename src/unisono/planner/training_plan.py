@@ -13,8 +13,7 @@ import msgspec
 
 from unisono.engine.base.validation import flag, positive, text, whole
 from unisono.errors import UnfitError
-from unisono.planner.hardware import Cluster, Hardware
-from unisono.planner.interconnect import Interconnect
+from unisono.planner.hardware import Cluster, Hardware, Interconnect
 from unisono.planner.shape import TransformerShape
 
 __all__ = [
@@ -176,6 +175,7 @@ NUMBERS = {**dict.fromkeys(SIZES, (1, MOST)), "shard": (0, MOST), "tail": (0, MO
 
 CHOICES = {"recompute": RECOMPUTE, "schedule": SCHEDULES, "swap": SWAPS}
 LISTS = ("order", "layers", "rows")
+NO_LISTS = ((), (), ())
 MOST_TAIL = 8
 """Larger ones are not searched."""
 
@@ -234,14 +234,13 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
                 whole(value, name, least, most)
         flag(self.sequence, "sequence")
         for name, allowed in CHOICES.items():
-            if text(value := getattr(self, name), name) not in allowed:
-                raise ValueError(f"{name} is {value!r}, expected {', '.join(allowed)}")
-        if text(self.codec, "codec") not in CODECS:
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} is {text(value, name)!r}, expected {', '.join(allowed)}")
+        if self.codec not in CODECS:
             codec_rank(self.codec)
         text(self.compute, "compute")
-        for name in LISTS:
-            if (values := getattr(self, name)) != ():
-                _check_list(values, name)
+        for name in LISTS if (self.order, self.layers, self.rows) != NO_LISTS else ():
+            _check_list(getattr(self, name), name)
 
     def __str__(self) -> str:
         shown = ("data", "tensor", "pipeline", "micro_batch")

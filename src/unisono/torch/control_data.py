@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.torch_internals.lone_rank import is_lone
+
 from .control_encoding import RankOutcome, opened
 
 __all__ = [
@@ -41,12 +43,12 @@ def on_rank_0(do: Callable[[], T], group: Any = None) -> T:
     """What rank 0 of the group makes, on all its ranks. All of them call this; rank 0 alone runs `do`.
 
     The others wait as long as rank 0 works, also beyond the timeout of the group. Without a process group
-    this process is rank 0.
+    this process is rank 0, and so is the one rank of a job whose others are not there.
 
     Raises:
         Exception: what `do` raised; on all ranks.
     """
-    if not dist.is_initialized():
+    if not dist.is_initialized() or is_lone():
         return do()
     if dist.get_rank(group):
         while not (data := _broadcast(b"", group, 0)):
@@ -68,6 +70,8 @@ def on_every_rank(do: Callable[[], T], group: Any = None) -> list[T]:
     outcome = RankOutcome(do)
     if not dist.is_initialized():
         return [outcome.result()]
+    if is_lone():  # the others make the same
+        return [outcome.result()] * dist.get_world_size(group)
     return outcome.among(_all_gather(outcome.data, group), dist.get_rank(group))
 
 

@@ -272,6 +272,9 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         """The algorithm of a collective; see `unisono.Group.choice`."""
         return self._group.choice(collective, nbytes, algorithm)
 
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """Do nothing, as other backends: torch.compile asks for time that a rank without its cache takes."""
+
     def _set_sequence_number_for_group(self) -> None:
         """Do nothing: the engine counts from 0 on every rank."""
 

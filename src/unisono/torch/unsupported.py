@@ -16,7 +16,6 @@ UNSUPPORTED = {
     "resume": "a group holds no memory of a device that it could give back.",
     "memory_stats": "a group holds no memory of a device.",
     "allocate_tensor": "the backend needs no memory of its own. Use torch.empty or unisono.torch.empty.",
-    "_add_ephemeral_timeout": "a timeout is the group's. Use set_timeout.",
     "_enable_collectives_timing": "a Work has no duration of its own. Use PyTorch's profiler.",
     "_start_time_estimate": "there are no estimates of a block of calls. choice() estimates one call.",
     "_end_time_estimate": "there are no estimates of a block of calls. choice() estimates one call.",

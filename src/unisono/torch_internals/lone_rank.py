@@ -18,7 +18,7 @@ import torch.distributed as dist
 from . import c10d, process_group_requests
 from .probe import PrivateName, need
 
-__all__ = ["NAMES", "lone_rank"]
+__all__ = ["NAMES", "is_lone", "lone_rank"]
 
 NAMES = {
     "store": PrivateName(
@@ -37,6 +37,11 @@ class _ThreadJob(threading.local):
 
 
 _here, _jobs = _ThreadJob(), itertools.count(1)
+
+
+def is_lone() -> bool:
+    """Whether this thread is the one rank of such a job."""
+    return _here.group is not None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """The functions of `torch._C` that only PyTorch's CUDA build has. `torch.cuda` calls them.
 
-Calls that a virtual GPU does not support raise an error with a reason. docs/virtual-gpus.md lists them.
+Calls that a virtual GPU does not support raise an error with a reason.
 """
 
 from __future__ import annotations
@@ -30,23 +30,21 @@ INVALID_DEVICE = (
 )
 
 KERNELS = "it runs the CPU's kernels, no CUDA code"
+MEMORY = "its memory is counted by Unisono"
+POOLS = "it has no private memory pools"
 REFUSED = {
     "_cuda_jiterator_compile_and_launch_kernel": KERNELS,
     "_cuda_cudaCachingAllocator_raw_alloc": "its memory belongs to tensors",
     "_cuda_cudaCachingAllocator_raw_delete": "its memory belongs to tensors",
-    "_cuda_customAllocator": "its memory is counted by Unisono",
-    "_cuda_changeCurrentAllocator": "its memory is counted by Unisono",
-    "_cuda_getAllocator": "its memory is counted by Unisono",
     "_cuda_getStreamFromExternal": "it has no streams of other libraries",
-    "_cuda_record_memory_history": "it keeps no history of allocations; see memory_stats",
-    "_cuda_record_memory_history_legacy": "it keeps no history of allocations; see memory_stats",
-    "_cuda_getCheckpointState": "it has no private memory pools",
-    "_cuda_setCheckpointPoolState": "it has no private memory pools",
-    "_cuda_beginAllocateCurrentStreamToPool": "it has no private memory pools",
-    "_cuda_beginAllocateToPool": "it has no private memory pools",
-    "_cuda_beginAllocateCurrentThreadToPool": "it has no private memory pools",
-    "_cuda_endAllocateToPool": "it has no private memory pools",
-    "_cuda_releasePool": "it has no private memory pools",
+    **{f"_cuda_{name}": MEMORY for name in ("customAllocator", "changeCurrentAllocator", "getAllocator")},
+    **{
+        f"_cuda_{name}": POOLS
+        for name in (
+            "getCheckpointState", "setCheckpointPoolState", "beginAllocateCurrentStreamToPool",
+            "beginAllocateToPool", "beginAllocateCurrentThreadToPool", "endAllocateToPool", "releasePool",
+        )
+    },
     "_graph_pool_handle": "it runs no graphs of kernels",
     "_nccl_unique_id": "use torch.distributed",
     "_nccl_init_rank": "use torch.distributed",
@@ -112,7 +110,9 @@ def install(c: ModuleType, library: VirtualGpuLibrary, settings: VirtualGpuSetti
         **streams.classes(library),
         **_rest(),
         **comm.functions(c),
+        "_jit_override_can_fuse_on_gpu": lambda fuses: False,  # it would compile CUDA code
     }
+    c._jit_override_can_fuse_on_gpu(False)
     given["_cuda_init"] = _initialize(library, python, settings)
     for name, value in given.items():
         plain = not callable(value) or isinstance(value, type)
@@ -135,13 +135,14 @@ def refusal(name: str, why: str) -> Callable[..., NoReturn]:
     shown = name.removeprefix("_").removeprefix("cuda_")
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise RuntimeError(f"{shown}: not on a virtual GPU, {why}. See docs/virtual-gpus.md.")
+        raise RuntimeError(f"{shown}: not on a virtual GPU, {why}. See python -m pydoc unisono.virtual.")
 
     return refuse
 
 
 def _devices(c: Any, library: VirtualGpuLibrary, python: TorchPython) -> dict[str, Any]:
     def set_device(device: int) -> None:
+        library.use()
         if library.set(device):
             raise c.AcceleratorError(INVALID_DEVICE)
 
@@ -187,7 +188,7 @@ def _memory(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
     def statistics(device: int) -> dict[str, object]:
         return library.memory_stats(device)
 
-    def nothing(*args: object) -> None:
+    def nothing(*args: object, **kwargs: object) -> None:
         pass
 
     class MemPool:
@@ -211,6 +212,8 @@ def _memory(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_cuda_cudaCachingAllocator_set_allocator_settings": nothing,
         "_cuda_isHistoryEnabled": lambda: False,
+        "_cuda_record_memory_history": nothing,  # snapshots are empty
+        "_cuda_record_memory_history_legacy": nothing,
         "_cuda_attach_out_of_memory_observer": nothing,
         "_cuda_setMemoryMetadata": nothing,
         "_cuda_getMemoryMetadata": lambda: "",
@@ -312,6 +315,9 @@ def _rest() -> dict[str, Any]:
             deviceRangeStart=lambda text, stream: 0,
             deviceRangeEnd=nothing,
         ),
+        "_can_use_flash_attention": lambda given, debug=False: given.query.itemsize == 2,
+        "_can_use_mem_efficient_attention": lambda given, debug=False: False,
+        "_can_use_cudnn_attention": lambda given, debug=False: False,
         "_nccl_version": lambda: NCCL_VERSION,
         "_nccl_version_suffix": lambda: b"",
     }
@@ -324,6 +330,7 @@ def _initialize(
 
     def initialize() -> None:
         torch = sys.modules["torch"]
+        library.use()
         if library.count() == 0:
             raise RuntimeError("No CUDA GPUs are available")
         library.give_default(1)

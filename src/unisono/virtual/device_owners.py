@@ -1,7 +1,6 @@
 """NCCL refuses two ranks of a group on one GPU. On virtual GPUs the same mistake gets NCCL's error text.
 
-Each rank writes its device into the group's store at its first call. After that call it reads the devices of
-the others. A rank that has not called yet finds the mistake itself.
+Each rank writes its device into the group's store before its first call.
 """
 
 from __future__ import annotations
@@ -28,43 +27,28 @@ class DeviceOwners:
     def __init__(self, store: c10d.Store, rank: int, size: int) -> None:
         self._store = store
         self._rank = rank
-        self._unseen = set(range(size)) - {rank}
-        self._mine = ""
+        self._size = size
+        self.agreed = size == 1
 
-    @property
-    def agreed(self) -> bool:
-        """Whether all ranks have reported, each with a device of its own."""
-        return not self._unseen
+    def agree(self, device: torch.device) -> None:
+        """Report this rank's device before its first call, and look at those that others have reported.
 
-    def note(self, device: torch.device) -> None:
-        """Report this rank's device, at the first call."""
-        if not self._mine:
-            properties: Any = torch.cuda.get_device_properties(device)
-            self._mine = f"{properties.pci_bus_id << 12} {socket.gethostname()}"
-            self._store.set(self._key(self._rank), self._mine)
-
-    def compare(self) -> None:
-        """Check the ranks that have reported since the last time.
+        Of two ranks, the one that reports later sees the other. Nobody asks later: a rank may end by then,
+        and with it the store.
 
         Raises:
             DistBackendError: one of them uses the device of this rank.
         """
-        for rank in sorted(self._unseen):
-            theirs = self._noted(rank)
-            if theirs == self._mine:
-                bus = int(self._mine.partition(" ")[0])
+        self.agreed = True
+        properties: Any = torch.cuda.get_device_properties(device)
+        mine = f"{properties.pci_bus_id << 12} {socket.gethostname()}"
+        self._store.set(self._key(self._rank), mine)
+        for rank in range(self._size):
+            if rank == self._rank or not self._store.check([self._key(rank)]):
+                continue
+            if self._store.get(self._key(rank)).decode() == mine:
+                bus = properties.pci_bus_id << 12
                 raise dist.DistBackendError(TEXT.format(*sorted((rank, self._rank)), bus))
-
-    def _noted(self, rank: int) -> str:
-        """Return the device of another rank; "" if it has not reported."""
-        try:
-            if not self._store.check([self._key(rank)]):
-                return ""
-            theirs: str = self._store.get(self._key(rank)).decode()
-        except RuntimeError:  # the rank that serves the store has ended: so does the job
-            theirs = ""
-        self._unseen.remove(rank)
-        return theirs
 
     @staticmethod
     def _key(rank: int) -> str:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from unisono.engine.environment import env
 
 SITE = os.path.join(os.path.dirname(__file__), "site")
+_SHARED_NBYTES = 1 << 20  # more than csrc/virtual/memory_account.hpp maps
+PROGRAMS = os.path.join(os.path.dirname(__file__), "programs")
 
 
 class VirtualGpuSettings(NamedTuple):
@@ -29,18 +31,28 @@ class VirtualGpuSettings(NamedTuple):
     shared: str = ""
 
 
-class RequestedGpus(NamedTuple):
-    """The settings in the environment. `visible`: CUDA_VISIBLE_DEVICES; an empty one hides all devices."""
-
-    settings: env.Settings
-    visible: str | None
-
-
-def requested(environ: Mapping[str, str] | None = None) -> RequestedGpus:
+def requested(environ: Mapping[str, str] | None = None) -> env.Settings:
     """Read the variables of virtual GPUs only: this runs before a job's variables are read."""
     environ = env.copy() if environ is None else environ
-    ours = {k: v for k, v in environ.items() if k.startswith("UNISONO_VIRTUAL") or k == "XDG_CACHE_HOME"}
-    return RequestedGpus(env.read(ours), environ.get("CUDA_VISIBLE_DEVICES"))
+    return env.read(
+        {k: v for k, v in environ.items() if k.startswith("UNISONO_VIRTUAL") or k == "XDG_CACHE_HOME"}
+    )
+
+
+def shared_file() -> str:
+    """Make memory in which every process of a machine records how much it uses. It ends with this process."""
+    fd = os.memfd_create("unisono-virtual-gpus", os.MFD_CLOEXEC)
+    os.ftruncate(fd, _SHARED_NBYTES)
+    return f"/proc/{os.getpid()}/fd/{fd}"
+
+
+def set_for_libraries(environ: MutableMapping[str, str]) -> None:
+    """Let Triton interpret its kernels, and programs find the `nvidia-smi` of virtual GPUs."""
+    for name in ("TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION"):  # the second one: without a warning
+        environ.setdefault(name, "1")
+    paths = environ.get("PATH", os.defpath).split(os.pathsep)
+    if PROGRAMS not in paths:
+        environ["PATH"] = os.pathsep.join([PROGRAMS, *paths])
 
 
 def set_for_children(
@@ -54,3 +66,4 @@ def set_for_children(
         UNISONO_VIRTUAL_CHECK_STREAMS=str(int(check_streams)),
         PYTHONPATH=os.pathsep.join(filter(None, (SITE, environ.get("PYTHONPATH", "")))),
     )
+    set_for_libraries(environ)

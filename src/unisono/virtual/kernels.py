@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono.torch_internals import inductor
+
+from . import attention
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -220,10 +224,24 @@ def addmm_dtype(
 def _on_host(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Run a kernel on the CPU. Beside its results it takes no memory of the device, as CUDA's takes none."""
 
-    def run(first: Tensor, *given: Any) -> tuple[Tensor | None, ...]:
-        host = torch.ops.unisono_virtual.host
-        made = kernel(*(host(x) if isinstance(x, torch.Tensor) else x for x in (first, *given)))
-        return tuple(None if x is None else x.to(first.device) for x in made)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        hosts = torch.ops.unisono_virtual.hosts(given)
+        each = iter(hosts)
+
+        def host(x: Any) -> Any:
+            return next(each) if isinstance(x, torch.Tensor) else x
+
+        results = kernel(*map(host, args), **{name: host(x) for name, x in kwargs.items()})
+        made = list(results) if isinstance(results, tuple) else [results]
+        places = [i for i, x in enumerate(made) if isinstance(x, torch.Tensor)]
+        gpu = given[0].device.index if given[0].is_cuda else -1
+        found = torch.ops.unisono_virtual.devices(
+            given, hosts, [made[i] for i in places], [gpu] * len(places)
+        )
+        for i, x in zip(places, found, strict=True):
+            made[i] = x
+        return tuple(made) if isinstance(results, tuple) else made[0]
 
     return run
 
@@ -307,9 +325,19 @@ KERNELS = {
 
 
 def register() -> Any:
-    """Register them all, for the lifetime of the returned object."""
+    """Register them all, for the lifetime of the returned object.
+
+    Those that the CPU lacks also for the CPU, which runs compiled graphs.
+    """
     make: Any = torch.library.Library
     library = make("aten", "IMPL")
-    for name, kernel in KERNELS.items():
+    fused = {name: _on_host(kernel) for name, kernel in attention.KERNELS.items()}
+    for name, kernel in {**KERNELS, **fused}.items():
+        base, _, overload = name.partition(".")
+        found = getattr(torch.ops.aten, base, None)
+        if found is None:  # in another version of PyTorch
+            continue
         library.impl(name, kernel, "CUDA")
+        if inductor.without_cpu_kernel([getattr(found, overload or "default")]):
+            library.impl(name, kernel, "CPU")
     return library

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from ctypes import POINTER, c_double, c_int, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ FIELDS = ("current", "peak", "allocated", "freed")
 TOTALS = ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free")
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
-    "open": (None, [c_int, POINTER(c_int), c_int64, c_int, c_int, c_int]),
+    "open": (None, [c_int, c_int64, c_int, c_int, c_int]),
+    "use": (None, []),
     "register": (None, []),
+    "register_libraries": (None, [c_char_p]),
     "trace": (None, [c_void_p]),
     "give_default": (None, [c_int]),
     "shared_size": (c_size_t, []),
@@ -43,11 +46,18 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
 
 
 class VirtualGpuLibrary:
-    """The loaded library; its functions by name, such as `library.current()`."""
+    """The loaded library; its functions by name, such as `library.current()`.
+
+    libtorch_cuda is loaded before: of two hooks for CUDA, the later one takes the place without a word.
+    """
 
     def __init__(self, path: Path, before: Sequence[Path]) -> None:
         for each in before:  # PyTorch's, so that ours finds their symbols
-            ctypes.CDLL(str(each), mode=ctypes.RTLD_GLOBAL)
+            missing = (
+                contextlib.suppress(OSError) if each.stem == "libtorch_cuda" else contextlib.nullcontext()
+            )
+            with missing:  # the CPU build has none, and PyTorch may have to load its libraries first
+                ctypes.CDLL(str(each), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.PyDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(loaded, f"unisono_virtual_{name}")

@@ -40,6 +40,7 @@ from unisono.torch_internals.process_group_requests import (
 
 from . import nccl_limits
 from .device_owners import DeviceOwners
+from .inductor import runs_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +142,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         return current_request() is None
 
     def _check(self, kind: str) -> None:
-        if kind not in self._takes:
+        if kind not in self._takes and not runs_compiled():
             raise RuntimeError(f"No backend type associated with device type {kind}")
 
     def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
@@ -245,17 +246,13 @@ def _with_device_check(name: str) -> Callable[..., Any]:
             nccl_limits.check(name, args, kwargs)
         if in_place and not tensor.is_inference():
             increment_version(tensor)  # NCCL omits this, and gradients that need the old values are wrong
-        met = not tensor.is_cuda or self._owners.agreed
-        if not met:
-            self._owners.note(tensor.device)
+        if tensor.is_cuda and not self._owners.agreed:
+            self._owners.agree(tensor.device)
         try:
-            result = made(self, *args, **kwargs)
+            return made(self, *args, **kwargs)
         except Timeout as error:
             add_words(error)
             raise
-        if not met:
-            self._owners.compare()
-        return result
 
     call.__name__, call.__doc__ = name, plain.__doc__
     return call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import glob
 import os
 import sys
@@ -14,7 +13,7 @@ from unisono.engine.environment import env
 from unisono.errors import message
 
 from . import build, import_hook
-from .environment import VirtualGpuSettings, requested
+from .environment import VirtualGpuSettings, requested, set_for_libraries, shared_file
 from .native import VirtualGpuLibrary
 
 if TYPE_CHECKING:
@@ -54,9 +53,9 @@ def enable(
         raise ValueError(message("virtual GPUs", observed=str(gpus), expected=f"1 to {MOST}"))
     limit = env.parse_size(memory) if isinstance(memory, str) else memory
     wanted = VirtualGpuSettings(gpus, limit, poison, check_streams, shared)
-    if enabled():
-        if enabled() != wanted:
-            raise ValueError(message("virtual GPUs are on", observed=str(enabled()), expected=str(wanted)))
+    if (now := enabled()) is not None:
+        if now._replace(shared=shared) != wanted:
+            raise ValueError(message("virtual GPUs are on", observed=str(now), expected=str(wanted)))
         return
     if import_hook.already_imported():
         raise RuntimeError(
@@ -66,22 +65,35 @@ def enable(
             )
         )
     _STATE["on"] = wanted
+    set_for_libraries(os.environ)  # noqa: TID251  (this process is the one that they run in)
     start = _StartupSteps(wanted)
     after = {"torch._C": start.after_c, "torch": start.after_torch, "unisono.torch": start.after_backend}
+    after["torch._inductor.compile_fx"] = start.after_inductor
+    after["triton"] = start.after_triton
     sys.meta_path.insert(0, import_hook.ImportHook({"torch": start.before_torch}, after))
 
 
-def enable_from_environment() -> None:
-    """Enable virtual GPUs as `unisono run --virtual-gpus` has set."""
-    settings = requested().settings
-    if settings.virtual_gpus:
+def enable_at_start() -> None:
+    """Enable virtual GPUs as UNISONO_VIRTUAL_GPUS and the like say. Python calls this when it starts.
+
+    Where no launcher did, this process and its children share the devices.
+    """
+    try:
+        settings = requested()
+        if not settings.virtual_gpus:
+            return
+        shared = settings.virtual_shared
+        if not os.path.exists(shared):
+            shared = os.environ["UNISONO_VIRTUAL_SHARED"] = shared_file()  # noqa: TID251  (for its children)
         enable(
             settings.virtual_gpus,
             settings.virtual_memory,
             poison=settings.virtual_poison,
             check_streams=settings.virtual_check_streams,
-            shared=settings.virtual_shared,
+            shared=shared,
         )
+    except Exception as error:  # noqa: BLE001  (a traceback of `site` would hide the reason)
+        sys.exit(f"unisono: {error}")
 
 
 def prepare() -> None:
@@ -98,7 +110,7 @@ def _built(torch: Path) -> Path:
     """Return the library for PyTorch in folder `torch`. Raises what `build.build` raises."""
     from importlib.metadata import version  # 15 ms, which `unisono run` spends for GPUs only
 
-    cache = Path(requested().settings.cache_home or Path.home() / ".cache") / "unisono"
+    cache = Path(requested().cache_home or Path.home() / ".cache") / "unisono"
     return build.build(torch, cache, version("torch"))
 
 
@@ -114,15 +126,11 @@ class _StartupSteps:
         """Build the library if necessary, and load it with PyTorch's libraries."""
         self._torch = build.torch_folder()
         path = _built(self._torch)
-        names = ("libc10.so", "libtorch_cpu.so")
-        self._library = VirtualGpuLibrary(path, [self._torch / "lib" / name for name in names])
-        devices = visible(self._settings.gpus, requested().visible)
-        memory = self._settings.memory
+        before = [self._torch / "lib" / name for name in ("libc10.so", "libtorch_cpu.so", "libtorch_cuda.so")]
+        self._library = VirtualGpuLibrary(path, before)
+        gpus, memory, poison = self._settings.gpus, self._settings.memory, int(self._settings.poison)
         shared = _opened(self._settings.shared)
-        self._library.open(
-            len(devices), (ctypes.c_int * MOST)(*devices), memory or DEFAULT_MEMORY, int(memory > 0),
-            int(self._settings.poison), shared,
-        )  # fmt: skip
+        self._library.open(gpus, memory or DEFAULT_MEMORY, int(memory > 0), poison, shared)
         if shared >= 0:
             os.close(shared)
         if glob.glob("/dev/nvidia[0-9]*"):
@@ -137,13 +145,13 @@ class _StartupSteps:
 
     def after_torch(self, module: ModuleType) -> None:
         """Install the parts that need all of PyTorch."""
-        from . import cuda, kernels, storages, tensor_types
+        from . import cuda, kernels, libraries, storages, tensor_types
 
+        libraries.watch(self._library)
         storages.install()
         tensor_types.install()
         self._kernels = kernels.register()
-        for fused in ("flash", "mem_efficient", "cudnn"):  # kernels of the CUDA build; others do the same
-            getattr(module.backends.cuda, f"enable_{fused}_sdp")(False)
+        module.backends.cuda.enable_cudnn_sdp(False)
         module.backends.cudnn.is_acceptable = _not_acceptable  # without its warning
         module.cuda._get_pynvml_handler = cuda.refusal("pynvml", "it has no sensors")
         module.cuda._device_count_nvml = lambda: -1  # a real driver reports real devices only
@@ -153,6 +161,18 @@ class _StartupSteps:
         from . import nccl
 
         nccl.make()
+
+    def after_triton(self, module: ModuleType) -> None:
+        """Interpret Triton's kernels."""
+        from . import triton
+
+        triton.install(module)
+
+    def after_inductor(self, module: ModuleType) -> None:
+        """Compile for the CPU."""
+        from . import inductor
+
+        inductor.install(module)
 
 
 def _not_acceptable(tensor: object) -> bool:  # noqa: ARG001
@@ -166,19 +186,3 @@ def _opened(path: str) -> int:
         return os.open(path, os.O_RDWR) if path else -1
     except FileNotFoundError:
         return -1
-
-
-def visible(gpus: int, text: str | None) -> list[int]:
-    """Return the devices of `gpus` that CUDA_VISIBLE_DEVICES selects, by CUDA's rules.
-
-    Example: (4, "2,0") -> [2, 0]; (4, "1,9,2") -> [1]: devices after an unknown one are hidden.
-    """
-    if text is None:
-        return list(range(gpus))
-    seen: list[int] = []
-    for word in text.split(","):
-        number = int(word) if word.strip().isdecimal() else -1
-        if not 0 <= number < gpus or number in seen:
-            break
-        seen.append(number)
-    return seen

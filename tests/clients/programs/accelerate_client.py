@@ -3,8 +3,6 @@
 Accelerate refuses a backend that is not in its own list, but takes the group that is there.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator

@@ -4,8 +4,6 @@
 broadcasts the generator's state, while the other still averages gradients.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DataLoaderConfiguration

@@ -1,7 +1,5 @@
 """What all programs of clients share: which backend they ask for, and what they report to run_clients.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """DeepSpeed on CPU: ZeRO 0 to 3 (the losses of all four), a mixture of experts, a pipeline of two stages."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Lightning with DDP on CPU: fit with synchronised logs, all_gather, validation, prepare_data."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 

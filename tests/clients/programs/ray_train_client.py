@@ -1,7 +1,5 @@
 """Ray Train on a local node: its TorchTrainer starts the ranks and makes the group."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

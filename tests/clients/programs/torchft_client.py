@@ -4,8 +4,6 @@ Without arguments it is the one that starts the replicas. They get their number,
 step will stand.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """torchmetrics: metrics of several kinds, synchronised over the ranks at every step."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 import torchmetrics

@@ -3,8 +3,6 @@
 Its list of backends is Accelerate's; a group of another backend is made before it.
 """
 
-from __future__ import annotations
-
 import tempfile
 
 import torch

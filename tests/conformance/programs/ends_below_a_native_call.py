@@ -3,8 +3,6 @@
 Run by test_process_ends.py.
 """
 
-from __future__ import annotations
-
 import threading
 
 from unisono import _native

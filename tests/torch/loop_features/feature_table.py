@@ -7,8 +7,6 @@
 With names of plans it prints cells. Exits with 1 if a cell is WRONG or RAW.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

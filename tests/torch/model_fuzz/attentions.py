@@ -1,8 +1,6 @@
 # ruff: noqa: E501  (templates of one line)
 """Statements of attention as models in the wild have it, and what lies around it."""
 
-from __future__ import annotations
-
 from .writer import Writer
 
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501  (templates of one line)
 """Statements with integers and truth values in between."""
 
-from __future__ import annotations
-
 from .writer import WORDS, Writer
 
 

@@ -1,7 +1,5 @@
 """Statements with tensors that forward makes: positions, masks, constants of a value's shape."""
 
-from __future__ import annotations
-
 from .writer import Writer
 
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501  (templates of one line)
 """Statements over the last dims, with channels in dim 1: convolutions, pools, other sizes, windows."""
 
-from __future__ import annotations
-
 from .writer import Writer
 
 

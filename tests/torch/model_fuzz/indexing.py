@@ -1,8 +1,6 @@
 # ruff: noqa: E501  (templates of one line)
 """Statements that read and write values by index, along a dim of any place."""
 
-from __future__ import annotations
-
 from .writer import Writer
 
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501  (templates of one line)
 """Statements with linear algebra. PyTorch chooses some of its operators by what is trained."""
 
-from __future__ import annotations
-
 from .writer import Writer
 
 

@@ -4,8 +4,6 @@
 It returns an expression, or lines. The files beside this one have more of them, and tables.py their weights.
 """
 
-from __future__ import annotations
-
 from .writer import WORDS, Writer
 
 SIZES = (4, 6, 8, 12, 12, 24, 8, 6, 9, 5)

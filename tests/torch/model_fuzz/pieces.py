@@ -1,7 +1,5 @@
 """Modules and functions that random programs use by name, as `pieces.Gate(8)`: more than a statement says."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Random programs with their inputs and losses, and the plans that they train under."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How a random program is trained, drawn from its seed; what one process and a plan make of it."""
 
-from __future__ import annotations
-
 import random
 import warnings
 import zlib

@@ -1,8 +1,6 @@
 # ruff: noqa: E501  (templates of one line)
 """Statements with complex numbers and Fourier transforms."""
 
-from __future__ import annotations
-
 from .writer import Writer
 
 

@@ -1,8 +1,6 @@
 # ruff: noqa: E501  (templates of one line)
 """Statements about modules: how they are called, what goes between them, what happens around a call."""
 
-from __future__ import annotations
-
 from .writer import Writer
 
 

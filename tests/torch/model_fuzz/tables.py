@@ -4,8 +4,6 @@ UP and DOWN mostly hold layers that can be cut; those of MIDDLE mostly leave the
 what lies between two layers can be cut, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from . import (

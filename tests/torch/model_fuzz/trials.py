@@ -1,7 +1,5 @@
 """Ranks that train case after case: under a plan and in one process. Each case is a line of JSON."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -4,8 +4,6 @@ A statement that raises, or makes too much or nothing finite, is left out: an op
 is possible. A program is a list of choices, (name of an operator, seed); any part of the list is one, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import re

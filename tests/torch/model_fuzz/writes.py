@@ -1,8 +1,6 @@
 # ruff: noqa: E501  (templates of one line)
 """Statements that write in place: on views, on detached values, into results that are given."""
 
-from __future__ import annotations
-
 from .writer import Writer
 
 

@@ -1,7 +1,5 @@
 """Random chains of operators with random legal strategies, even and uneven: values and gradients."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def check(size: int) -> None:
     check_a_model_that_cannot_be_recorded(size)
     check_a_search_may_take_longer_than_the_limit(size, options)
     slow = up.StepForecast({"forward": 3600.0}, source="a guess")
-    check_it_is_compared(choice._replace(chosen=choice.chosen._replace(time=slow)), batch)
+    check_it_is_compared(replace(choice, chosen=choice.chosen._replace(time=slow)), batch)
     try:
         up.plan(mlp(), **options, memory=1000)
     except up.NoPlanFitsError:

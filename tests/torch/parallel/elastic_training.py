@@ -4,8 +4,6 @@ Each rank writes what it does as lines of JSON: each attempt of a step with its 
 loss.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

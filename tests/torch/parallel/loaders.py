@@ -21,6 +21,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 import unisono.parallel as up
 from parallel.plain_training import adamw
@@ -180,3 +181,20 @@ def check_rows_that_ranks_share_are_compared_at_first(folder: Path) -> None:
     run = run_of()
     for _ in range(4):
         run.step((own[0], own[1].float()))
+
+
+def check_a_sampler_that_cuts_for_ranks_is_refused(folder: Path) -> None:
+    run = made("mlp", up.Plan(data=2))
+    rows = TensorDataset(torch.arange(16.0).view(16, 1))
+    sampler = DistributedSampler(rows)
+    with pytest.raises(ValueError, match=r"DistributedSampler .*1 of 2 parts.*shuffle=True"):
+        list(run.shard(DataLoader(rows, batch_size=4, sampler=sampler)))
+    alike = DistributedSampler(rows, num_replicas=1, rank=0)
+    assert len(list(run.shard(DataLoader(rows, batch_size=4, sampler=alike)))) == 4
+    batched = TensorDataset(torch.arange(16.0).view(4, 4, 1))  # an item is a batch
+    own = [
+        batch[0].flatten().tolist() for batch in run.shard(DataLoader(batched, batch_size=None, shuffle=True))
+    ]
+    everyone: list[Any] = [None] * 2
+    dist.all_gather_object(everyone, own)
+    assert sorted(v for rank in everyone for batch in rank for v in batch) == list(range(16))

@@ -13,11 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
+from inside_parallel import PlanMesh
 from parallel import models, sweep
 from parallel.plain_training import local
 from unisono.parallel import sharded_parameters
@@ -274,3 +275,78 @@ def in_group(rank: int, size: int, folder: Path, check: Callable[[Path], None]) 
     )
     check(folder)
     dist.destroy_process_group()
+
+
+# ---- what `up.Progress` says: model FLOPs utilization, and batches that are dicts ----
+
+
+def check_model_flops_utilization(folder: Path) -> None:
+    batches = models.vector_batches(4, 8)
+    graph = up.capture(models.make("mlp"), batches[0][0])
+    of_row = 3 * graph.flops / 8
+    for plan, more in (
+        (up.Plan(data=2), {"peak": 1e9}),
+        (up.Plan(data=2), {"peak": "measured"}),
+        (up.Plan(data=2, zero=3), {"peak": 1e9, "flops": of_row}),
+        (up.Plan(pipeline=2), {"peak": 2e12, "flops": of_row}),
+    ):
+        run, out = made("mlp", plan), io.StringIO()
+        list(up.Progress(run, every=4, out=out, **more).steps(run.shard(batches)))
+        if dist.get_rank() == 0:
+            found = re.search(
+                r"  (\d+) rows/s  MFU ([\d.]+)% of ([\d.]+) ([GT]FLOP/s) per rank", out.getvalue()
+            )
+            rows, share, peak = (float(found[index]) for index in (1, 2, 3))
+            unit = {"GFLOP/s": 1e9, "TFLOP/s": 1e12}[found[4]]
+            assert ("(measured)" in out.getvalue()) == (more["peak"] == "measured")
+            assert abs(share / 100 - rows * of_row / (peak * unit * 2)) < 0.002 + 0.1 * share / 100, (
+                out.getvalue()
+            )
+    for plan, more, says in (
+        (up.Plan(data=2), {"peak": "fast"}, "peak is 'fast', expected FLOP/s of a rank or 'measured'"),
+        (up.Plan(data=2), {"peak": -1.0}, "peak is -1.0; it must be positive"),
+        (up.Plan(data=2, zero=1), {"peak": 1e9}, "Before parallelize, write graph = up.capture"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            up.Progress(made("mlp", plan), **more)
+    with pytest.raises(TypeError, match="peak is True, expected a number"):
+        up.Progress(made("mlp", up.Plan(data=2)), peak=True)
+
+
+def check_progress_of_a_model_with_its_own_loss(folder: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(8, 8)
+
+        def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss": functional.cross_entropy(self.table(ids).flatten(0, 1), labels.flatten())}
+
+    run = up.parallelize(Own(), up.Plan(data=2), optimizer=adamw, loss=None)
+    ids, out = torch.randint(8, (4, 6)), io.StringIO()
+    batches = [{"ids": ids, "labels": ids}] * 4
+    list(up.Progress(run, every=2, out=out, peak=1e9).steps(run.shard(batches)))
+    assert out.getvalue().count("tokens/s  MFU") == (2 if dist.get_rank() == 0 else 0)
+
+
+# ---- process groups one after the other in one process. Checks that run in turn have such groups, too ----
+
+
+def check_meshes_of_a_new_group_are_new(folder: Path) -> None:
+    """DTensor keeps the meshes it has seen, and takes an equal one for a new one."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for more in (1, 0):
+        mesh = PlanMesh.of(up.Plan(data=size, expert=2), "cpu")
+        for _ in range(more):
+            dist.new_group()  # so that the groups of experts get another name
+        experts = mesh.of_experts().axes
+        for axes, last in ((mesh.axes, Replicate()), (experts, Shard(0))):
+            value = DTensor.from_local(torch.ones(2), axes, [Replicate()] * 3 + [last])
+            twice = value + value
+            assert twice.device_mesh is axes
+            assert twice.full_tensor().tolist() == [2.0] * (4 if axes is experts else 2)
+        assert experts.get_local_rank(3) == rank % 2
+        if more:
+            dist.destroy_process_group()
+            store = dist.FileStore(str(folder / "again"), size)
+            dist.init_process_group("unisono", store=store, rank=rank, world_size=size)

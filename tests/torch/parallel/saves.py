@@ -1,12 +1,9 @@
-"""Checkpoints: save under one plan, go on under another, crash in between. `main(rank, size, folder, shared,
-*jobs)`.
+"""Checkpoints: save under one plan, go on under another. `main(rank, size, folder, shared, *jobs)`.
 
 Jobs are JSON: what to do, the plan, the model.
 """
 
 import json
-import os
-import signal
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -63,13 +60,6 @@ def work(shared: Path, job: dict[str, Any]) -> list[float]:
         run.save(shared, keep=2, background=True)
         run.wait()
         return losses
-    if job["do"] == "crash":
-        run.load(shared)
-        trained(run, batches[3:4])
-        torch.distributed.checkpoint.FileSystemWriter.write_data = lambda *_: os.kill(
-            os.getpid(), signal.SIGKILL
-        )
-        run.save(shared)
     run.load(shared)
     assert run.steps == 3
     return trained(run, batches[3:])

@@ -8,8 +8,6 @@ Python ends them.
     gloo       Unisono over PyTorch's Gloo
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

@@ -3,8 +3,6 @@
 Two actors that make a group, then Ray Train with Unisono as its backend.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Three processes train; the first dies, and a fourth takes its place. Run by suite.py."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

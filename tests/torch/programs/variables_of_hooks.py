@@ -1,7 +1,5 @@
 """Two ranks with PyTorch's variables for the NaN check and the flight recorder. Run by suite.py."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from datetime import timedelta

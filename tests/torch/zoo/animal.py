@@ -3,8 +3,6 @@
 Inputs are what one calls the model with: a tensor, a tuple, or a dict. The loss is a mean over rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

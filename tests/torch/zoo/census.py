@@ -12,8 +12,6 @@
 Under the launcher with `--virtual-gpus 4` it takes the plans of virtual GPUs, over "nccl".
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging

@@ -1,7 +1,5 @@
 """The plans of the census, and which of them apply to a model."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import unisono.parallel as up

@@ -1,7 +1,5 @@
 """Further families of Hugging Face, which were added after the rules: what a user may bring."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

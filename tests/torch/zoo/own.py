@@ -1,7 +1,5 @@
 """Models as people write them, without a library: their names and their code fit no rule."""
 
-from __future__ import annotations
-
 import math
 
 import torch

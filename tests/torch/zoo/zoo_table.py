@@ -4,8 +4,6 @@ Cells that the same sources have made are taken from .cache/zoo. Exits with 1 if
 fewer than 90 % of the cells that apply trained.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`plots_a_record.py RECORD PATH`: draws the JSON record of a benchmark. Run by test_bench_formats.py."""
+"""`plots_a_record.py RECORD PATH`: draws the JSON record of a benchmark. Run by test_bench.py."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 """`torch.use_deterministic_algorithms` on a virtual GPU: what it refuses, in PyTorch's words, and accepts.
 
-Every case takes a device. The CPU accepts all of them. Run by test_determinism.py.
+Every case takes a device. The CPU accepts all of them. Run by test_virtual.py.
 """
 
 import warnings

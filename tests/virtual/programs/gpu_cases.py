@@ -225,6 +225,123 @@ def hidden() -> None:
     print("sees", torch.cuda.device_count(), torch.cuda.is_available())
 
 
+def half_precision() -> None:
+    """Products in f16 are those in f32, rounded once; also in place, into a tensor, and with gradients."""
+    torch.manual_seed(0)
+    a, b, c = (torch.randn(24, 24, device="cuda").half() for _ in range(3))
+    image, weight = (
+        torch.randn(2, 3, 8, 8, device="cuda").half(),
+        torch.randn(4, 3, 3, 3, device="cuda").half(),
+    )
+    batches = [x.view(2, 12, 24) for x in (a, b)]
+    calls = {
+        "mm": (torch.mm, a, b),
+        "addmm": (torch.addmm, c, a, b),
+        "linear": (torch.nn.functional.linear, a, b, c[0]),
+        "bmm": (torch.bmm, batches[0], batches[1].mT),
+        "mv": (torch.mv, a, b[0]),
+        "convolution": (torch.nn.functional.conv2d, image, weight),
+    }
+    for name, (call, *given) in calls.items():
+        leaves = [x.detach().requires_grad_() for x in given]
+        wide = [x.detach().float().requires_grad_() for x in given]
+        got, expected = call(*leaves), call(*wide)
+        assert got.dtype == torch.float16, name
+        assert got.equal(expected.half()), (name, (got - expected).abs().max())
+        got.sum().backward()
+        expected.sum().backward()
+        assert all(x.grad.equal(w.grad.half()) for x, w in zip(leaves, wide, strict=True)), name
+    into = torch.empty(0, device="cuda", dtype=torch.float16)
+    assert torch.mm(a, b, out=into) is into
+    assert into.equal(a @ b)
+    in_place = c.clone()
+    assert in_place.addmm_(a, b) is in_place
+    assert in_place.equal(torch.addmm(c, a, b))
+    try:
+        a @ b.float()
+    except RuntimeError as error:
+        assert "same dtype" in str(error), error
+        print("refused")
+
+
+def poison_says_so() -> None:
+    import warnings
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        (torch.zeros(2, device="cuda") / 0).tolist()
+        assert not seen, seen
+        torch.empty(3, device="cuda").mean().item()
+        torch.empty(3, device="cuda", dtype=torch.float16).tolist()
+    assert ["read before it was written" in str(each.message) for each in seen] == [True], seen
+
+
+def refused_by_the_host() -> None:
+    """Memory that the host does not give is out of memory, and counts nothing afterwards."""
+    import resource
+
+    x = torch.ones(1 << 20, device="cuda")
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    before = torch.cuda.memory_allocated()
+    for ask in (lambda: torch.empty(40 << 30, device="cuda", dtype=torch.uint8), lambda: x.repeat(10_000)):
+        try:
+            ask()
+        except torch.OutOfMemoryError as error:
+            assert "out of memory" in str(error), error
+            print("refused")
+        assert torch.cuda.memory_allocated() == before, torch.cuda.memory_stats()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < 1 << 30
+
+
+def sees_late(visible: str, expected: str) -> None:
+    """CUDA_VISIBLE_DEVICES counts until the first use of CUDA, by number or UUID; later it does not."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    assert torch.cuda.device_count() == 1
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    found = [torch.cuda.get_device_properties(i).pci_bus_id - 1 for i in range(torch.cuda.device_count())]
+    assert str(found) == expected, found
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    assert str(torch.cuda.device_count()) == str(len(found))
+
+
+def old_code() -> None:
+    """TorchScript's fuser compiles nothing for a GPU; a history of memory is taken; Triton has a driver."""
+    torch._C._jit_override_can_fuse_on_gpu(True)  # as Megatron
+    script = torch.jit.trace(lambda x: x * x + torch.tanh(x), torch.ones(4, device="cuda"))
+    for _ in range(4):
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        script(x).sum().backward()
+        assert torch.allclose(x.grad, 3 - torch.tanh(x).square())
+    torch.cuda.memory._record_memory_history()
+    torch.cuda.memory._dump_snapshot("/dev/null")
+
+
+def starts_its_ranks(port: str) -> None:
+    """Without a launcher's variables it starts the other rank; both share the devices' memory."""
+    import subprocess
+
+    rank, child = int(os.environ.get("LOCAL_RANK", 0)), None
+    if "LOCAL_RANK" not in os.environ:
+        assert "WORLD_SIZE" not in os.environ, os.environ
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        child = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "LOCAL_RANK": "1"})
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=torch.cuda.device_count())
+    x = torch.ones(1 << 22, device="cuda")
+    dist.all_reduce(x)
+    assert x[0].item() == 2
+    free, total = torch.cuda.mem_get_info(1 - rank)
+    assert total - free >= 16 << 20, (free, total)
+    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    used = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    assert [int(each) >= 16 for each in used] == [True, True], used
+    dist.barrier()
+    dist.destroy_process_group()
+    print("rank", rank, "ends", flush=True)
+    assert child is None or child.wait() == 0
+
+
 def forks_after_use() -> None:
     torch.ones(1, device="cuda")
     if os.fork() == 0:
@@ -234,10 +351,6 @@ def forks_after_use() -> None:
             print(error, flush=True)
         os._exit(0)
     os.wait()
-
-
-def enables_too_late() -> None:
-    virtual.enable(2)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a program sees on a GPU, real or virtual: the same holds on both. Run by test_like_a_gpu.py."""
+"""What a program sees on a GPU, real or virtual: the same holds on both. Run by test_virtual.py."""
 
 import os
 from collections.abc import Callable

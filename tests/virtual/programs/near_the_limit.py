@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_map_only
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "torch"))
 import unisono.parallel as up
 from planned_models import KINDS, LARGE, adamw, with_stages
+from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.planning.candidates import plans
 from unisono.parallel.planning.dry_run import DryRun
 from unisono.parallel.planning.memory_account import SPARE
-from unisono.parallel.planning.task import TrainingTask
 from zoo.animals import ANIMALS
 from zoo.census_plans import not_applicable
 

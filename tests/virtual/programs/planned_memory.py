@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "torch"))
 import unisono.parallel as up
 from planned_models import MODELS, adamw
 from unisono.parallel import sharded_parameters
+from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.planning.dry_run import DryRun
-from unisono.parallel.planning.task import TrainingTask
 
 sharded_parameters.SMALL_MODEL_BYTES = 0  # these have units, as large models have
 BATCH, MOST = 16, 0.005  # of the peak: a run has some numbers of its own

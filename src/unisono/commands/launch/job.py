@@ -90,6 +90,15 @@ class Job:
     join: str = ""
     listen: str = ""
 
+    @property
+    def starts_its_ranks(self) -> bool:
+        """Whether it is one process with several GPUs, which may start its other ranks itself.
+
+        A launcher's LOCAL_RANK would say to it that they run.
+        """
+        alone = self.world_size == self.nnodes == 1 and not self.elastic and not self.join
+        return alone and self.gpus is not None and self.gpus.gpus > 1
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -140,16 +149,19 @@ def rank_environment(
     environ = {name: value for name, value in base.items() if name not in dropped}
     _share_cores(environ, job.world_size)
     environ.setdefault("PYTHONFAULTHANDLER", "1")
+    if not job.starts_its_ranks:
+        environ.update(
+            RANK=str(assignment.first_rank + local_rank),
+            LOCAL_RANK=str(local_rank),
+            WORLD_SIZE=str(assignment.world_size),
+            LOCAL_WORLD_SIZE=str(job.world_size),
+            GROUP_RANK=str(job.node_rank),
+            GROUP_WORLD_SIZE=str(job.nnodes),
+            MASTER_ADDR=job.master_addr,
+            MASTER_PORT=str(assignment.master_port),
+            UNISONO_STORE=assignment.store,
+        )
     environ.update(
-        RANK=str(assignment.first_rank + local_rank),
-        LOCAL_RANK=str(local_rank),
-        WORLD_SIZE=str(assignment.world_size),
-        LOCAL_WORLD_SIZE=str(job.world_size),
-        GROUP_RANK=str(job.node_rank),
-        GROUP_WORLD_SIZE=str(job.nnodes),
-        MASTER_ADDR=job.master_addr,
-        MASTER_PORT=str(assignment.master_port),
-        UNISONO_STORE=assignment.store,
         UNISONO_STATUS_FD=status_fd,
         UNISONO_REPORT_FD=report_fd,
         PYTHONUNBUFFERED="1",

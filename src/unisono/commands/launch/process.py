@@ -37,7 +37,6 @@ _RECORD_NBYTES = 4 * _FIELDS
 # Values of <linux/fcntl.h>; the fcntl module does not name them on every Python.
 _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1033, 0x2, 0x4
 
-_SHARED_NBYTES = 1 << 20  # more than csrc/virtual/memory_account.hpp maps
 
 AFTER_FAILURE_S = 3.0  # from SIGTERM to SIGKILL
 AFTER_SIGNAL_S = 1.8  # time for ranks to end by themselves after Ctrl-C or SIGTERM
@@ -289,13 +288,3 @@ class StatusBoard:
         self._fields.release()
         self._map.close()
         os.close(self.fd)
-
-
-def shared_file() -> str:
-    """Make memory that all processes of the job can open by name. It ends with this process.
-
-    Virtual GPUs record in it how much each process uses.
-    """
-    fd = os.memfd_create("unisono-virtual-gpus", os.MFD_CLOEXEC)
-    os.ftruncate(fd, _SHARED_NBYTES)
-    return f"/proc/{os.getpid()}/fd/{fd}"

@@ -37,7 +37,6 @@ from unisono.commands.launch.process import (
     ends_of_relays,
     ends_of_strays,
     relays,
-    shared_file,
     signal_rank,
     signal_strays,
     start,
@@ -45,6 +44,7 @@ from unisono.commands.launch.process import (
 )
 from unisono.engine.base.limits import is_limit, limit_text, usable_cores
 from unisono.engine.environment import env
+from unisono.virtual.environment import shared_file
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are for the ranks

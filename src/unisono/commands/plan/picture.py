@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from unisono.planner import PlanChoice
-from unisono.planner.choice_page import RECOMPUTE_GROUPS, point_of, trade_svg
+from unisono.planner.choice_page import trade_svg
 from unisono.planner.search import PricedPlan
 
 __all__ = ["svg"]
@@ -14,5 +14,5 @@ __all__ = ["svg"]
 def svg(choice: PlanChoice, plans: Iterable[PricedPlan]) -> str:
     """The drawing: each point names its plan; the ring is the chosen one, the line the limit of memory."""
     title = f"{choice.candidates:,} plans: seconds of a step over memory of a rank"
-    points = map(point_of, plans)
-    return trade_svg(title, point_of(choice.chosen), points, choice.job.limit_bytes, RECOMPUTE_GROUPS)
+    page = choice.page(plans)
+    return trade_svg(title, page.chosen, page.points, choice.job.limit_bytes, page.groups)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unisono import _native
 from unisono.engine.group.arguments import OBJECT_FORM, MessageArguments
@@ -15,10 +15,9 @@ from unisono.engine.group.work import MessageWork
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 
 if TYPE_CHECKING:
-    from typing import Self
+    from unisono.engine.group.message_contexts import MessageContexts
 
-    from unisono.engine.group.duplicate import MessageContexts
-
+P = TypeVar("P", bound="MessagePlanner")
 _OBJECT = DTYPES.index("uint8") | OBJECT_FORM
 _BYTES = DTYPES.index("bits8")
 
@@ -42,11 +41,11 @@ class MessagePlanner(Planner[_native.Engine]):
     @cached_property
     def contexts(self) -> MessageContexts:
         """The contexts of the group's duplicates; most groups have none."""
-        from unisono.engine.group.duplicate import MessageContexts
+        from unisono.engine.group.message_contexts import MessageContexts
 
         return MessageContexts()
 
-    def duplicate(self, context: int) -> Self:
+    def duplicate(self: P, context: int) -> P:
         """The planner of a duplicate, whose messages have this context."""
         made = copy(self)
         made.name, made.context = f"{self.name}+{context}", context
@@ -69,7 +68,7 @@ class MessagePlanner(Planner[_native.Engine]):
             form = dtype | (OBJECT_FORM if name.endswith("_object") else 0)
         place = transfer.rank, self.travelling(transfer.tag), form
         memory = transfer.address, transfer.numel * ITEMSIZES[dtype]
-        work = _native.MessageWork(
+        work: Any = _native.NativeMessageWork(
             self,
             self.engine,
             name,
@@ -83,7 +82,8 @@ class MessagePlanner(Planner[_native.Engine]):
         )
         if name in ("isend", "irecv", "batch"):  # of others the caller's frame exists when an error needs it
             work.outlive_call()
-        return work
+        made: MessageWork = work
+        return made
 
     def sized_message(
         self, name: str, rank: int, tag: int, timeout_s: float, decode: Callable[[Any], Any] | None
@@ -91,11 +91,14 @@ class MessagePlanner(Planner[_native.Engine]):
         """See `Planner.sized_message`."""
         form = _native.ANY_FORM if decode is None else _OBJECT
         place = rank, self.travelling(tag), form, 0, 0, timeout_s
-        work = _native.MessageWork(self, self.engine, name, *place, sending=False, sized=True, decode=decode)
+        work: Any = _native.NativeMessageWork(
+            self, self.engine, name, *place, sending=False, sized=True, decode=decode
+        )
         work.outlive_call()
-        return work
+        made: MessageWork = work
+        return made
 
     def refuse_shared_memory(self, name: str, address: int, nbytes: int) -> None:
         """See `Planner.refuse_shared_memory`."""
         place = self.rank, 0, _BYTES, address, nbytes, 1.0
-        _native.MessageWork(self, self.engine, name, *place, sending=True).refuse_shared_memory()
+        _native.NativeMessageWork(self, self.engine, name, *place, sending=True).refuse_shared_memory()

@@ -270,9 +270,13 @@ class NativeGroup(MembershipGroup):
         return None if self._identity is None else self._identity.settings
 
     def _duplicate(self) -> Group:
-        from unisono.engine.group.duplicate import duplicate
+        context = self._planner.contexts.agree(self)
+        return DuplicateGroup(self._original, self._original._planner.duplicate(context))
 
-        return duplicate(self)
+    @property
+    def _original(self) -> NativeGroup:
+        """The group of which it is a duplicate; itself, if it is none."""
+        return self
 
     def _agree(self, chosen: tuple[int, ...]) -> None:
         self._execute(self._planner.agree("subgroup", chosen), False, None)
@@ -316,6 +320,24 @@ class NativeGroup(MembershipGroup):
         if any(work.raised for work in works):
             return None
         return next((error for work in works if (error := work.exception()) is not None), None)
+
+
+class DuplicateGroup(NativeGroup):
+    """See `Group.duplicate`."""
+
+    def __init__(self, original: NativeGroup, planner: NativePlanner) -> None:
+        self._store, self._settings, self._identity = original._store, original._settings, None
+        self._former, self._attempts, self._loop = Former(), 0, None
+        self._changing = threading.Lock()
+        self._of = original
+        Group.__init__(self, planner, planner.engine, original._hosts, original._members, None, original)
+
+    @property
+    def _original(self) -> NativeGroup:
+        return self._of
+
+    def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group:  # noqa: ARG002
+        self._refuse_membership("shrink()")
 
 
 def _naming(name: str, size: int, members: tuple[int, ...] | None) -> str:

@@ -135,7 +135,7 @@ def _recorder(file: str) -> CallRecorder:
     recorder = CallRecorder(file)
     for kind, names in (
         (_native.CollectiveWork, ("wait", "result")),
-        (_native.MessageWork, ("wait", "result")),
+        (_native.NativeMessageWork, ("wait", "result")),
     ):
         for name in names:
             _note_waits(recorder, kind, name)

@@ -148,7 +148,7 @@ class MessageWork(Work):
         """The rank that sent the received message; meaningful only when done."""
 
 
-MessageWork.register(_native.MessageWork)
+MessageWork.register(_native.NativeMessageWork)
 
 
 class OutstandingMessages:

@@ -22,8 +22,8 @@ from unisono.parallel.calibration.reference_models import (
     timed,
     tiny,
 )
+from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.costs.trace import TracedRows
-from unisono.parallel.planning.task import TrainingTask
 from unisono.planner.compute_calibration import ComputeCalibration, SharedSteps
 
 ROUNDS, ROUND_SECONDS = 3, 0.04

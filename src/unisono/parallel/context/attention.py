@@ -24,9 +24,10 @@ from torch.autograd.profiler import record_function
 from torch.nn import functional
 
 from unisono.parallel.costs.collectives import Link
-from unisono.parallel.generators import seed_of
+from unisono.parallel.generators import drawn_seed, seed_of
+from unisono.parallel.tensor_moves import exchanged
 
-from .exchange import ContextGroup, exchanged
+from .exchange import ContextGroup
 from .layout import PositionSpan
 
 __all__ = ["Attention", "attend", "heads_are_cheaper"]
@@ -163,7 +164,7 @@ def _ring(
 
     Shapes: q [rows, heads, this rank's time, features]; k, v with their heads; mask whole, with four dims.
     """
-    seed = int(torch.randint(2**62, (), device="cpu")) if how.dropout else 0
+    seed = (drawn_seed() or 0) if how.dropout else 0
     out: Tensor = _Ring.apply(q, k, v, mask, how, ranks, seed)
     return out
 

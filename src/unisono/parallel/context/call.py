@@ -6,13 +6,17 @@ import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from unisono.errors import UnfitError
 from unisono.parallel.costs.collectives import Link
+from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.program import Graph, Node, Ref, writes_of
 
-from .exchange import ContextGroup
+from .exchange import ContextGroup, gathered, total
 from .layout import LayoutError, SequenceDim, local_shape
 
 __all__ = ["ContextError", "RuleCall", "label_of", "refusal", "warn_of"]
@@ -55,6 +59,10 @@ class RuleCall:
         """Of what it exchanges, in a trace."""
         return label_of(what, self.graph, self.node)
 
+    def total(self) -> Callable[[Tensor], Tensor]:
+        """What sums a value over the ranks."""
+        return partial(total, ranks=self.ranks, label=self.label())
+
     def given(self, at: int, name: str, default: Any = None) -> Any:
         """An argument by place or name."""
         return self.args[at] if len(self.args) > at else self.node.named.get(name, default)
@@ -89,6 +97,22 @@ class RuleCall:
             for node in self.graph.nodes[self.node.number + 1 :]
             for before, _ in writes_of(node)
         )
+
+    def complete(self, given: Sequence[Ref]) -> Callable[[Any], Any]:
+        """What gathers all positions of these inputs, in nested arguments that have them in this order."""
+        lies = [(self.shape(ref), self.place(ref)) for ref in given]
+        ranks, label = self.ranks, self.label()
+
+        def completed(arguments: Any) -> Any:
+            known = iter(lies)
+
+            def whole(value: Tensor) -> Tensor:
+                shape, place = next(known)
+                return value if place is None else gathered(value, shape, place, ranks, label)
+
+            return mapped(arguments, whole)
+
+        return completed
 
     def stays_whole(self, *given: Any) -> None:
         """Refuse inputs that are cut."""

@@ -7,7 +7,7 @@ is the sum over them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -16,12 +16,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
+
+from unisono.parallel.tensor_moves import exchanged
 
 from .layout import PositionSpan, SequenceDim
 
-__all__ = ["ContextGroup", "exchanged", "gathered", "move", "take", "total", "whole"]
+__all__ = ["ContextGroup", "gathered", "move", "take", "total", "whole"]
 
 
 @dataclass(frozen=True)
@@ -55,24 +56,6 @@ class ContextGroup:
                 dist.P2POp(dist.irecv, came, before, self.group),
             ]
         )
-
-
-class _Exchanged(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, run: Callable[..., Tensor], back: Callable[..., Tensor]) -> Tensor:
-        ctx.back = back
-        return run(value)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.back(grad), None, None
-
-
-def exchanged(value: Tensor, run: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """`run` of a value; its gradient is `back` of that of the result. Neither is followed by autograd."""
-    found: Tensor = _Exchanged.apply(value, run, back)
-    return found
 
 
 def total(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:

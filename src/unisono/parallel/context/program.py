@@ -15,31 +15,33 @@ of the values that they take.
 from __future__ import annotations
 
 import functools
-import hashlib
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from unisono.parallel.graph.containers import mapped
-from unisono.parallel.graph.noted_call import CHECKS, EXPERT_LIST
-from unisono.parallel.graph.program import HOOKS, Ref, refs, writes_of
+from unisono.parallel.costs.collectives import Link
+from unisono.parallel.generators import drawing, drawn_seed, seed_of
+from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.executor import ForwardCall, Insertion, RunningModel, Step, Values, operator, unit
+from unisono.parallel.graph.noted_call import EXPERT_LIST
+from unisono.parallel.graph.program import HOOKS, Ref, refs, replayed, writes_of, written_in
 from unisono.parallel.graph.rules import DRAWS, slice_of
 from unisono.parallel.graph.stage_program import Stage, StageProgram
 
-from .call import ContextError, RuleCall, refusal, warn_of
-from .gathers import on_all
+from .call import ContextError, RuleCall, label_of, refusal, warn_of
+from .exchange import gathered, move, take, whole
 from .layout import LayoutError, PositionSpan, SequenceDim, local_shape
-from .replay import ProgramStep, Replay, ReplayModel, ReplayValues, UnitItem
-from .rules import ATTENTION, WholeMemory, run_rule
+from .rules import ATTENTION, WholeMemory, on_all, run_rule
 
 if TYPE_CHECKING:
-    from unisono.parallel.costs.collectives import Link
-    from unisono.parallel.graph.program import Frame, Graph, Node
+    from unisono.parallel.graph.program import Graph, Node
     from unisono.parallel.graph.stage_program import StageStart
 
+    from .cut_parts import CutParts
     from .exchange import ContextGroup
 
 __all__ = ["ContextProgram"]
@@ -51,68 +53,141 @@ NEW = {  # operators that make memory -> the place of its sizes among their argu
 }
 
 
-class ContextStage(NamedTuple):
-    """What a stage of a pipeline runs: operators and calls of units. `stage` None: the whole program."""
+@dataclass
+class ProgramStep:
+    """One operator.
 
-    items: list[Any]
-    stage: Stage | None
+    Attributes:
+        wants: value -> where this operator needs it.
+        run: what runs in place of the operator.
+        draws: random numbers for a value that all ranks have.
+        apart: random numbers that are others on each rank of the tensor axis.
+        taken: value -> the number of the part of it that is taken once for all operators.
+        parts: (value, the number of its part, where), taken when this operator has made the value.
+    """
+
+    node: Node
+    wants: dict[int, SequenceDim] = field(default_factory=dict)
+    run: Any = None
+    draws: bool = False
+    apart: bool = False
+    taken: dict[int, int] = field(default_factory=dict)
+    parts: list[tuple[int, int, SequenceDim]] = field(default_factory=list)
+
+    @property
+    def used(self) -> set[int]:
+        """The values that it takes."""
+        return {self.taken.get(ref.value, ref.value) for ref in refs((self.node.args, self.node.named))} | {
+            value for value, _, _ in self.parts
+        }
+
+    @property
+    def made(self) -> list[int]:
+        """The values that are there afterwards."""
+        return [n for n in self.node.outputs if n is not None] + [part for _, part, _ in self.parts]
 
 
-class ContextProgram:
+class ContextAxis:
+    """The context axis of one model; where the plan has one stage, the model that runs, too.
+
+    Args:
+        ranks: that share a sequence.
+        device: its type.
+    Attributes:
+        parts: this rank's parts of what the tensor axis cuts; None: the plan has none.
+        units: modules (paths) that are called, since they are wrapped. See `follow`.
+    """
+
+    def __init__(self, ranks: ContextGroup, device: str) -> None:
+        self.ranks, self.device, self.link = ranks, device, Link()
+        self.parts: CutParts | None = None
+        self.units: frozenset[str] = frozenset()
+        self._modules: dict[str, nn.Module] = {}
+
+    def follow(self, model: nn.Module, units: Iterable[nn.Module]) -> None:
+        """Run `model` by `units` from now on, which are wrapped."""
+        self._modules = dict(model.named_modules())
+        paths = {module: path for path, module in self._modules.items()}
+        called = {module for module in units if module in paths and module is not model}
+        self.units = frozenset(paths[module] for module in called)
+        for module in (*called, model):
+            _run_calls(module)
+
+    def module(self, path: str) -> nn.Module:
+        """The module of a path."""
+        return self._modules[path]
+
+    def held(self, name: str) -> Any:
+        """A parameter or buffer as it is now."""
+        path, _, leaf = name.rpartition(".")
+        return getattr(self._modules[path], leaf)
+
+    def drawing(self, seed: int | None, *where: int | str) -> AbstractContextManager[None]:
+        """Draw from a seed of the ranks' own; None: nothing has values."""
+        return nullcontext() if seed is None else drawing(seed_of(seed, *where), self.device)
+
+
+def _run_calls(module: Any) -> None:
+    """Let the forward of a module run what it is given by a program."""
+    own = module.forward
+
+    @functools.wraps(own)
+    def forward(*args: Any, **named: Any) -> Any:
+        if args and isinstance(args[0], ForwardCall):
+            return args[0].run(*args[1:])
+        return own(*args, **named)
+
+    module.forward = forward
+
+
+class ContextProgram(StageProgram):
     """One recorded program, proved for the ranks of a context group.
 
     Args:
         graph: of inputs whose first tensors are those of the model: `sequences` of them have, if they have
             two dims, the sequence in dim 1.
-        units: modules (paths) that are called.
-        pipeline: where its stages but the first begin, and a copy of the model; None: there is one stage.
+        model: of the graph, or a copy of it.
+        starts: where the stages of a pipeline but the first begin.
+        loss: the program ends with that of the model's output.
     Attributes:
         places: where the values that are cut have the sequence.
-        stages: what each stage of a pipeline runs.
         notes: what is not cut, though it has the sequence -> why.
     Raises:
-        ContextError: it cannot be cut.
+        ContextError, StageError: it cannot be cut.
     """
 
     def __init__(
         self,
         graph: Graph,
+        model: nn.Module,
+        starts: Sequence[StageStart],
         sequences: int,
-        units: frozenset[str],
-        ranks: ContextGroup,
-        link: Link,
-        pipeline: tuple[Sequence[StageStart], nn.Module] | None = None,
+        axis: ContextAxis,
+        *,
+        loss: bool,
     ) -> None:
-        self.graph, self._ranks, self._link = graph, ranks, link
-        self._plain: dict[int, Callable[..., Any]] = {}
-        self._written = {
-            graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)
-        }
+        self.graph, self._axis, self._ranks = graph, axis, axis.ranks
+        self.written = written_in(graph)
         self._check()
         self.notes: dict[str, str] = {}
         self._filled: dict[int, SequenceDim] = {}  # new memory that gets parts of the sequence
-        steps = self._steps(sequences)
+        self._proved = self._prove(sequences)
         if not self.places:
             raise ContextError(
                 f"nothing in the program of {graph.model} can be cut along a sequence: no input of two "
                 "dimensions, [rows, positions], meets a parameter. Leave out context="
             )
-        self._inputs = [value.number for value in graph.values if value.kind == "input"]
-        self._leave_out(steps)
+        super().__init__(graph, model, starts, operators=True)
+        run = {item.first for stage in self.stages for item in stage.items}
         if self._ranks.rank == 0:
-            warn_of(self.graph, [n for n in self._on_all if not steps[n.number].idle], self._ranks.ranks)
-        self._parts: list[tuple[int, int, SequenceDim]] = []
-        if pipeline is None:
-            self._parts = self._take_once(steps)
-            self.stages = [self._stage(steps, None, units, 0, len(steps))]
-            return
-        starts, model = pipeline
-        found = StageProgram(graph, model, starts, operators=True)
-        bounds = [0, *found.places, len(steps)]
-        self.stages = [
-            self._stage(steps, stage, units, *both)
-            for stage, both in zip(found.stages, itertools.pairwise(bounds), strict=True)
-        ]
+            warn_of(graph, [node for node in self._on_all if node.number in run], self._ranks.ranks)
+        self._parts = [] if starts else self._take_once([self._proved[number] for number in sorted(run)])
+        if loss and any(ref.value in self.places for ref in tensors_in(graph.result, Ref)):
+            raise ContextError(
+                "the loss returns a value for each position; it must return its mean over them, or "
+                "(sum, count)"
+            )
+        self.ends_with_loss = loss
 
     # ---- proof ----
 
@@ -147,7 +222,7 @@ class ContextProgram:
                 if graph.values[graph.values[before].storage].kind in (*STATE, "constant"):
                     raise self._refuse(node, "it writes into a buffer, or into a tensor that is not its own")
 
-    def _steps(self, sequences: int) -> list[ProgramStep]:
+    def _prove(self, sequences: int) -> list[ProgramStep]:
         """Prove all operators; again, where memory turns out to be filled by parts of the sequence."""
         while True:
             self._begin(sequences)
@@ -212,7 +287,7 @@ class ContextProgram:
         if begins:
             self._check_length(node, marked)
         whole = not cut
-        call = RuleCall(self.graph, node, cut or marked, self._ranks, self._link, self._written, whole)
+        call = RuleCall(self.graph, node, cut or marked, self._ranks, self._axis.link, self.written, whole)
         found = self._places(call)
         if call.on_all:
             self._on_all.append(node)
@@ -254,7 +329,7 @@ class ContextProgram:
 
     def _follow(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         """Follow an input's sequence through values that are not cut yet, as far as rules do."""
-        call = RuleCall(self.graph, node, marked, self._ranks, self._link, self._written, whole=True)
+        call = RuleCall(self.graph, node, marked, self._ranks, self._axis.link, self.written, whole=True)
         try:
             found = run_rule(call)
         except (LayoutError, StopIteration) as error:
@@ -274,17 +349,7 @@ class ContextProgram:
                     f"{2 * self._ranks.ranks} parts",
                 )
 
-    # ---- items ----
-
-    def _leave_out(self, steps: Sequence[ProgramStep]) -> None:
-        """Find what nothing takes, such as a causal mask beside is_causal=True."""
-        needed = set(self.graph.outputs)
-        for step in reversed(steps):
-            node = step.node
-            runs = node.name in CHECKS or _draws(node) or writes_of(node)
-            step.idle = not (runs or needed.intersection(node.outputs))
-            if not step.idle:
-                needed |= step.used
+    # ---- steps ----
 
     def _take_once(self, steps: Sequence[ProgramStep]) -> list[tuple[int, int, SequenceDim]]:
         """Have a part of a whole value taken where the value is made; return the parts of inputs.
@@ -293,103 +358,147 @@ class ContextProgram:
         """
         parts: dict[tuple[int, SequenceDim], int] = {}
         inputs: list[tuple[int, int, SequenceDim]] = []
-        for step in [one for one in steps if not one.idle]:
+        for step in steps:
             for number, place in step.wants.items():
                 value = self.graph.values[number]
-                late = value.storage in self._written or value.kind not in ("operator", "input")
+                late = value.storage in self.written or value.kind not in ("operator", "input")
                 if number in self.places or late:
                     continue
                 if (number, place) not in parts:
                     part = parts[number, place] = len(self.graph.values) + len(parts)
-                    there = inputs if value.kind == "input" else steps[value.node].parts
+                    there = inputs if value.kind == "input" else self._proved[value.node].parts
                     there.append((number, part, place))
                 step.taken[number] = parts[number, place]
         return inputs
 
-    def _stage(
-        self, steps: Sequence[ProgramStep], stage: Stage | None, units: frozenset[str], first: int, stop: int
-    ) -> ContextStage:
-        """What a stage runs, of operators [first, stop) and of those that any stage can run. None: all."""
-        here = {item.first for item in stage.items} if stage is not None else set(range(len(steps)))
-        mine = [replace(step, idle=step.idle or step.node.number not in here) for step in steps]
-        last = {number: step.node.number for step in mine if not step.idle for number in step.used}
-        last |= dict.fromkeys(
-            self.graph.outputs if stage is None else (*stage.goes, *stage.result), len(mine)
-        )
+    def _prepared(self, stage: Stage, bounds: Sequence[int]) -> list[Step]:
+        """The steps of a stage, and of operators that any stage can run."""
+        proved = {item.first: self._proved[item.first] for item in stage.items}
+        last = {value: number for number in sorted(proved) for value in proved[number].used}
+        last |= dict.fromkeys((*stage.goes, *stage.result), len(self.graph.nodes))
         called = {
             frame.number
             for frame in self.graph.frames
-            if frame.path in units and first <= frame.first < frame.last <= stop
+            if frame.path in self._axis.units and bounds[0] <= frame.first < frame.last <= bounds[1]
         }
-        return ContextStage(self._items(mine, 0, len(mine), called, last), stage)
+        inputs = [Step(functools.partial(self._take, self._parts))] if self._parts else []
+        return inputs + self._within(proved, 0, len(self.graph.nodes), called, last)
 
-    def _items(
-        self, steps: Sequence[ProgramStep], first: int, stop: int, units: set[int], last: dict[int, int]
-    ) -> list[Any]:
-        """The items of operators [first, stop), each with the values that it is the last to take."""
-        graph, found, at = self.graph, list[Any](), first
+    def _within(
+        self, proved: dict[int, ProgramStep], first: int, stop: int, units: set[int], last: dict[int, int]
+    ) -> list[Step]:
+        """The steps of operators [first, stop), each with the values that it is the last to take."""
+        graph, found, at = self.graph, list[Step](), first
         while at < stop:
-            unit = next((number for number in graph.nodes[at].frames if number in units), None)
-            end = at + 1 if unit is None else graph.frames[unit].last
-            active = [step for step in steps[at:end] if not step.idle]
-            if not active:
-                at = end
-                continue
-            if unit is None:
-                found += active
-            else:
-                within = self._items(steps, at, end, units - {unit}, last)
-                found.append(self._unit(graph.frames[unit], within, active, last))
-            touched = {number for step in active for number in (*step.used, *step.made)}
-            found[-1].drops = [number for number in touched if last.get(number, -1) < end]
+            called = next((number for number in graph.nodes[at].frames if number in units), None)
+            end = at + 1 if called is None else graph.frames[called].last
+            active = [proved[number] for number in range(at, end) if number in proved]
+            if active and called is None:
+                found.append(self._step_of(active[0]))
+            elif active:
+                within = self._within(proved, at, end, units - {called}, last)  # type: ignore[arg-type]
+                found.append(self._unit(called, within, active, last))  # type: ignore[arg-type]
+            if active:
+                touched = {number for step in active for number in (*step.used, *step.made)}
+                found[-1].drops = [number for number in touched if last.get(number, -1) < end]
             at = end
         return found
 
     def _unit(
-        self, frame: Frame, items: list[Any], steps: Sequence[ProgramStep], last: dict[int, int]
-    ) -> UnitItem:
-        made = [number for step in steps for number in step.made]
-        used = {number for step in steps for number in step.used} - {*made}
-        values = self.graph.values
+        self, number: int, within: Sequence[Step], steps: Sequence[ProgramStep], last: dict[int, int]
+    ) -> Step:
+        frame, values = self.graph.frames[number], self.graph.values
+        made = [value for step in steps for value in step.made]
+        used = {value for step in steps for value in step.used} - {*made}
         reads = [n for n in sorted(used) if n >= len(values) or values[n].kind in ("operator", "input")]
-        return UnitItem(frame, items, reads, [n for n in made if last.get(n, -1) >= frame.last])
+        return unit(frame, within, reads, [n for n in made if last.get(n, -1) >= frame.last])
 
-    # ---- run ----
+    def _step_of(self, step: ProgramStep) -> Step:
+        node, of = step.node, functools.partial
+        return operator(
+            node,
+            step.run or replayed(node, self.graph, self.written),
+            Insertion(
+                of(self._given, step) if step.taken or step.wants else None,
+                of(self._seeded, step) if step.draws or step.apart else None,
+                of(self._take, step.parts) if step.parts else None,
+            ),
+        )
 
-    def replay(self, model: ReplayModel, shared: int) -> Replay:
-        """What a run needs. shared: a seed, the same on the ranks of the group."""
-        return Replay(self.graph, self.places, self._written, self._ranks, model, shared, self._plain)
+    # ---- what the axis inserts ----
 
-    def run(self, replay: Replay, stage: int, came: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
-        """What a stage sends, or what the recorded program returned: this rank's part of what is cut.
+    def _given(self, step: ProgramStep, values: Values) -> Callable[[Ref], Any]:
+        """What finds the arguments of an operator, where it needs them."""
 
-        Args:
-            came: from the stage before.
-            inputs: whole.
+        def given(ref: Ref) -> Any:
+            part, place = step.taken.get(ref.value), step.wants.get(ref.value)
+            if part is not None:
+                return values[part]
+            found = values.resolve(ref)
+            return found if place is None else self._placed(ref.value, found, place, step.node)
+
+        return given
+
+    def _placed(self, number: int, value: Tensor, place: SequenceDim, node: Node) -> Tensor:
+        known, ranks = self.places.get(number), self._ranks
+        if known is None:
+            return take(value, place, ranks.rank)
+        shape, label = self.graph.values[number].shape, label_of("positions", self.graph, node)
+        if (known.dim, known.outer, known.span.size) != (place.dim, place.outer, place.span.size):
+            return take(gathered(value, shape, known, ranks, label), place, ranks.rank)
+        return move(value, shape, known, place.span, ranks, label)
+
+    def _seeded(self, step: ProgramStep, values: Values) -> AbstractContextManager[None]:
+        """Seed what an operator draws, where the generators are not already those of this rank."""
+        where: list[int | str] = [] if step.draws else [self._ranks.rank]
+        if step.apart and self._axis.parts is not None:
+            where += ["tensor", self._axis.parts.axis.place]
+        return self._axis.drawing(values.seed, step.node.number, *where)
+
+    def _take(self, parts: Sequence[tuple[int, int, SequenceDim]], values: Values) -> None:
+        """Take this rank's parts of whole values."""
+        for number, part, place in parts:
+            values[part] = take(values[number], place, self._ranks.rank)
+
+    # ---- runs ----
+
+    def forward(self, root: Any, number: int, came: Sequence[Tensor], inputs: Any, targets: Any) -> Any:
+        """What a stage sends, or what the program returns. Under gradients a model's output without a loss
+        is this rank's part of what is cut; else it is whole on every rank.
         """
-        here = self.stages[stage]
-        values = ReplayValues(replay)
-        values.update(zip(self._inputs, inputs, strict=True))
-        values.take(self._parts)
-        if here.stage is not None:
-            values.update(zip(here.stage.comes, came, strict=True))
-            values.update((number, values[number].clone()) for number in here.stage.fresh)
-        values.run(here.items)
-        if here.stage is None or stage + 1 == len(self.stages):
-            return mapped(self.graph.result, values.get_ref, Ref)
-        passing = here.stage.comes
-        return tuple(values[n].view_as(values[n]) if n in passing else values[n] for n in here.stage.goes)
+        seed = drawn_seed()
+        given = [*tensors_in((inputs, targets) if self.ends_with_loss else inputs)]
+        with self._axis.drawing(seed, self._ranks.rank):
+            if len(self.stages) > 1:
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """What all ranks must have alike, as a short text."""
-        graph = self.graph
-        flat = [
-            (node.name, [(graph.values[n].shape, self.places.get(n)) for n in node.outputs if n is not None])
-            for node in graph.nodes
-        ]
-        sent = [(one.stage.comes, one.stage.goes) for one in self.stages if one.stage is not None]
-        return hashlib.blake2b(repr((flat, sent)).encode(), digest_size=16).hexdigest()
+                def run(here: Any, came: Sequence[Tensor], _inputs: Any) -> Any:
+                    return self._run_on(here, number, came, given, seed)
+
+                found = root(number, tuple(came), (), ForwardCall(run))
+            else:
+                whole_model = ForwardCall(lambda *given: self._run_on(self._axis, 0, (), given, seed))
+                found = root(whole_model, *given)
+        if self.ends_with_loss or number + 1 < len(self.stages) or torch.is_grad_enabled():
+            return found
+        numbers = iter(self.graph.outputs)
+
+        def joined(value: Tensor) -> Tensor:
+            at = next(numbers)
+            place, shape = self.places.get(at), self.graph.values[at].shape
+            return value if place is None else whole(value, shape, place, self._ranks, "up::positions|output")
+
+        return mapped(found, joined)
+
+    def _run_on(self, model: RunningModel, number: int, came: Any, inputs: Any, seed: int | None) -> Any:
+        parts = self._axis.parts
+        return self.run(number, model if parts is None else parts.of(model), came, inputs, seed)
+
+    def sends_unused(self, _number: int) -> bool:
+        """Operators take what comes."""
+        return False
+
+    def _told(self, number: int) -> Any:
+        return super()._told(number), self.places.get(number)
 
 
 def _draws(node: Node) -> bool:

@@ -20,19 +20,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.indices import Dim, one, roots
 from unisono.parallel.graph.noted_call import EXPERT_LIST, EXPERTS
-from unisono.parallel.graph.program import Ref, refs, writes_of
+from unisono.parallel.graph.program import Ref, refs, replayed, writes_of
 from unisono.parallel.graph.rules import ALONG, Rules, slice_of
 
 from .attention import Attention, attend, heads_are_cheaper
 from .call import RuleCall
-from .exchange import gathered, take, total
-from .gathers import all_positions, convolution, product
-from .layout import LayoutError, SequenceDim, local_shape, viewed
+from .exchange import take
+from .layout import LayoutError, PositionSpan, SequenceDim, local_shape, viewed
 
-__all__ = ["ATTENTION", "WholeMemory", "run_rule"]
+__all__ = ["ATTENTION", "WholeMemory", "on_all", "run_rule"]
 
 ATTENTION = "unisono.attention"
 
@@ -181,11 +179,11 @@ def _select(call: RuleCall) -> list[SequenceDim | None] | None:
     position += place.span.size * (position < 0)
     owner = place.span.owner(position)
     at = place.span.positions(owner).index(position)
-    ranks, label = call.ranks, call.label()
+    total, here = call.total(), call.ranks.rank == owner
 
     def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
-        mine = tensor.select(dim, at) if ranks.rank == owner else tensor.narrow(dim, 0, 0).sum(dim)
-        return total(mine.to(tensor.dtype), ranks, label)
+        mine = tensor.select(dim, at) if here else tensor.narrow(dim, 0, 0).sum(dim)
+        return total(mine.to(tensor.dtype))
 
     call.run = run
     return [None]
@@ -290,11 +288,11 @@ def _sum(call: RuleCall) -> list[SequenceDim | None] | None:
         return None
     count = math.prod(whole[dim] for dim in over) if call.node.name == "aten.mean" else 1
     kind, keeps = call.graph.values[call.node.outputs[0] or 0].dtype, len(out) == len(whole)
-    ranks, label = call.ranks, call.label()
+    total = call.total()
 
     def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
         summed = tensor.sum(over, keepdim=keeps, dtype=kind)
-        return total(summed if count == 1 else summed / count, ranks, label)
+        return total(summed if count == 1 else summed / count)
 
     call.run = run
     return [None]
@@ -312,7 +310,7 @@ def _nll(call: RuleCall) -> list[SequenceDim | None]:
     call.want(targets, place.at(place.dim - (place.dim > 1)))
     call.stays_whole(weight)
     reduction, ignored = call.given(3, "reduction", 1), call.given(4, "ignore_index", -100)
-    ranks, label = call.ranks, call.label()
+    total = call.total()
 
     def run(tensor: Tensor, targets: Tensor, weight: Tensor | None, *_: Any, **_named: Any) -> Any:
         each = functional.nll_loss(tensor, targets, weight, ignore_index=ignored, reduction="none")
@@ -321,10 +319,10 @@ def _nll(call: RuleCall) -> list[SequenceDim | None]:
             count = counts.sum().to(tensor.dtype)
         else:
             count = (weight[targets.masked_fill(~counts, 0)] * counts).sum()
-        count = total(count.detach(), ranks, label)
+        count = total(count.detach())
         if not reduction:
             return each, count
-        summed = total(each.sum(), ranks, label)
+        summed = total(each.sum())
         return (summed / count if reduction == 1 else summed), count
 
     call.run = run
@@ -344,12 +342,11 @@ def _distance(at: int) -> Rule:
             if call.shape(ref) != shape:
                 raise LayoutError("it compares values of different shapes")
             call.want(ref, place)
-        count, op = math.prod(shape) if reduction == 1 else 1, call.node.op
-        ranks, label = call.ranks, call.label()
+        count, op, total = math.prod(shape) if reduction == 1 else 1, call.node.op, call.total()
 
         def run(*args: Any, **named: Any) -> Tensor:
             each = op(*args[:at], 0, *args[at + 1 :], **{k: v for k, v in named.items() if k != "reduction"})
-            return total(each.sum() / count, ranks, label)
+            return total(each.sum() / count)
 
         call.run = run
         return [None]
@@ -362,8 +359,8 @@ def _histogram(call: RuleCall) -> list[SequenceDim | None]:
     if least == most:
         raise LayoutError("its bounds are those of the values: give it min and max")
     call.cut(call.args[0])
-    op, ranks, label = call.node.op, call.ranks, call.label()
-    call.run = lambda *args, **named: total(op(*args, **named), ranks, label)
+    op, total = call.node.op, call.total()
+    call.run = lambda *args, **named: total(op(*args, **named))
     return [None]
 
 
@@ -398,19 +395,11 @@ def _listed(call: RuleCall) -> list[SequenceDim | None]:
     place = call.place(first)
     if place is None:
         raise LayoutError("its first value is whole, and others are cut")
-    given = given[:2]
-    known = [(call.shape(ref), call.place(ref)) for ref in refs(given)]
-    ranks, label = call.ranks, call.label()
+    complete, rank = call.complete([*refs(given[:2])]), call.ranks.rank
 
     def run(module: Any, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Tensor:
-        places = iter(known)
-
-        def whole(value: Tensor) -> Tensor:
-            shape, cut = next(places)
-            return value if cut is None else gathered(value, shape, cut, ranks, label)
-
-        args, named = mapped((args, named), whole)
-        return take(module.forward(*args, **named), place, ranks.rank)
+        args, named = complete((args, named))
+        return take(module.forward(*args, **named), place, rank)
 
     call.run = run
     return [place]
@@ -466,6 +455,166 @@ def _attention(call: RuleCall) -> list[SequenceDim | None]:
 
     call.run = run
     return [place]
+
+
+# ---- operators that look at other positions, or at all of them ----
+#
+# Where all positions are needed, they are gathered, the operator runs on the whole sequence as in one
+# process, and a rank keeps its own positions of what it returns, or all of them:
+#
+# | operator | positions that a rank keeps |
+# |---|---|
+# | convolution, stride 1 | those of its input, or with a shift: padding in front makes earlier ones |
+# | convolution, other strides, or transposed | its own of a new sequence: frames of samples |
+# | layer of nn.LSTM, group norm, softmax, cumsum, sort | those of its input |
+# | any other that cannot run on a part of the sequence | all |
+#
+# | of first @ second, the sequence is | what runs |
+# |---|---|
+# | the rows of the first, the columns of the second, or a batch | the product of this rank's part |
+# | what the product sums over | the product of this rank's part, and a sum over the ranks |
+# | the rows of the first, and in the second, too | all positions of the second are gathered |
+# | the columns of the second, and in the first, too | all positions of the first are gathered |
+#
+# In written-out attention q @ k.T gathers the keys, and weights @ v the values; a rank keeps the scores of
+# its own queries. Source: Dubey et al., The Llama 3 Herd of Models, arXiv:2407.21783, section 3.3.2.
+
+
+def convolution(call: RuleCall) -> list[SequenceDim | None]:
+    """The dims of its input are rows, channels, and those in which it slides."""
+    place = call.cut(call.args[0])
+    if place.dim == 0:
+        call.stays_whole(*call.args[1:])
+        return [place]
+    return on_all(call, [None if place.dim == 1 else _slid(call, place)])
+
+
+def all_positions(call: RuleCall) -> list[SequenceDim | None]:
+    """The first output has the positions of the input; others, such as last states, are whole."""
+    place, came = call.cut(call.args[0]), call.shape(call.args[0])
+    same = len(call.out()) == len(came) and call.out()[place.dim] == came[place.dim]
+    return on_all(call, [place if same else None, *(None for _ in call.node.outputs[1:])])
+
+
+def on_all(call: RuleCall, found: list[SequenceDim | None]) -> list[SequenceDim | None]:
+    """Run the operator on all positions of its inputs. found: what is kept of its outputs.
+
+    Raises:
+        LayoutError: it writes into a part of the sequence, or another operator into what it would copy.
+    """
+    if any(before in call.places for before, _ in writes_of(call.node)):
+        raise LayoutError("it writes into positions of the sequence, and needs other ones")
+    given = [*refs((call.args, call.node.named))]
+    if any(call.place(ref) is not None and call.written_later(ref) for ref in given):
+        raise LayoutError("it takes a copy of memory that is written later, or through it")
+    complete = _same if call.whole else call.complete(given)
+    op, rank = replayed(call.node, call.graph, call.written), call.ranks.rank
+
+    def kept(value: Tensor, at: SequenceDim | None) -> Tensor:
+        return value if at is None else take(value, at, rank)
+
+    def run(*args: Any, **named: Any) -> Any:
+        args, named = complete((args, named))
+        made = op(*args, **named)
+        if isinstance(made, Tensor):
+            return kept(made, found[0])
+        return tuple(one if one is None else kept(one, at) for one, at in zip(made, found, strict=True))
+
+    call.run, call.on_all = run, True
+    return found
+
+
+def _same(arguments: Any) -> Any:
+    return arguments
+
+
+def _slid(call: RuleCall, place: SequenceDim) -> SequenceDim | None:
+    """Where the positions are after a kernel has slid over them; None: there are too few to be cut."""
+    _, weight, _, stride, padding, dilation, transposed, *_ = call.args
+    at, came, goes = place.dim - 2, call.shape(call.args[0])[place.dim], call.out()[place.dim]
+    if place.outer != 1 or place.span.size != came:
+        raise LayoutError("it slides over a dimension that is the sequence and another one")
+    if goes == came:
+        return place
+    if not transposed and _of(stride, at) == 1:
+        last = _of(dilation, at) * (call.shape(weight)[place.dim] - 1) - _of(padding, at)
+        return SequenceDim(place.dim, 1, place.span.part(last, last + goes))
+    ranks = call.ranks.ranks
+    return SequenceDim(place.dim, 1, PositionSpan(goes, 0, goes, ranks)) if goes >= 2 * ranks else None
+
+
+def _of(given: Sequence[int], at: int) -> int:
+    """The entry of a dim; one entry is that of all."""
+    return given[at] if len(given) > 1 else given[0]
+
+
+# ---- matrix products ----
+
+
+def product(call: RuleCall) -> list[SequenceDim | None]:
+    """mm, bmm, and both with a term that is added."""
+    one, other = call.args[-2:]
+    dims = len(call.out())
+    rows, columns = dims - 2, dims - 1
+    first, second = call.place(one), call.place(other)
+    either = first or second
+    if either is None:  # only the term is cut
+        raise LayoutError("it adds a value that is cut to one that is not")
+    if any(place is not None and place.dim < rows for place in (first, second)):
+        return _in_batches(call, either)
+    if first is not None and first.dim == rows:
+        return _placed(call, first, None if second is None else -1)
+    if second is not None and second.dim == columns:
+        return _placed(call, second, None if first is None else -2)
+    return _summed(call, either.at(columns))
+
+
+def _in_batches(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
+    for ref in call.args[-2:]:
+        call.want(ref, place)
+    return _placed(call, place, None)
+
+
+def _placed(call: RuleCall, place: SequenceDim, gathers: int | None) -> list[SequenceDim | None]:
+    """The output is cut at `place`. gathers: the argument of which all positions are needed."""
+    if len(call.args) > 2:
+        _term(call, call.args[0], place)
+    if gathers is not None:
+        op, complete = call.node.op, call.complete([call.args[gathers]])
+
+        def run(*args: Any, **named: Any) -> Any:
+            given = [*args]
+            given[gathers] = complete(given[gathers])
+            return op(*given, **named)
+
+        call.run = run
+    return [place]
+
+
+def _summed(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
+    """Each rank sums over its positions. place: in the columns of the first."""
+    one, other = call.args[-2:]
+    call.want(one, place)
+    call.want(other, place.at(place.dim - 1))
+    if len(call.args) > 2:
+        call.stays_whole(call.args[0])
+    total = call.total()
+
+    def run(*args: Any, beta: float = 1, alpha: float = 1) -> Tensor:
+        made = total(torch.matmul(*args[-2:]))
+        return made if len(args) == 2 else beta * args[0] + alpha * made
+
+    call.run = run
+    return [None]
+
+
+def _term(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
+    shape = call.shape(ref)
+    dim = place.dim - len(call.out()) + len(shape)
+    if dim >= 0 and shape[dim] == call.out()[place.dim]:
+        call.want(ref, place.at(dim))
+    else:
+        call.stays_whole(ref)
 
 
 RULES: dict[str, Rule] = {

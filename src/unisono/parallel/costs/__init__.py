@@ -1,8 +1,8 @@
 """What a step of training takes on this machine, before it runs: operators of a recorded step, priced.
 
-operator_kinds.py   the class of an operator, and its size
+task.py             what is trained: a model, its loss, optimizer and batch; its cuts, programs and traces
 trace.py            forward, backward and update on shapes: which operators run, in which call of a module
-operator_prices.py  seconds of traced operators
+operators.py        the class of an operator, its size, and its seconds
 collectives.py      what collectives and messages take, and what axes exchange
 host_prices.py      both for a job on some hosts; what the model's own Python adds
 step_parts.py       all that is needed to price a step

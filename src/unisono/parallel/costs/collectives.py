@@ -21,8 +21,9 @@ from unisono.engine.costs.tuner import Tuner
 from unisono.engine.group.codec_arguments import BLOCK_OF_ALL
 from unisono.engine.group.codec_planning import coded_algorithm
 from unisono.errors import UnfitError
-from unisono.planner.hardware import slowest
-from unisono.planner.interconnect import Interconnect, RankLayout, collective_s, interconnect_of, message_s
+from unisono.planner.choice_page import PricedCollective
+from unisono.planner.collectives import RankLayout, collective_s, interconnect_of, message_s
+from unisono.planner.hardware import Interconnect, slowest
 from unisono.plans.coded_edges import ALL, BETWEEN
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ __all__ = [
     "Collectives",
     "Link",
     "LinkCosts",
-    "PricedCollective",
     "PricedExchange",
     "RankGroups",
     "SpreadExperts",
@@ -76,35 +76,6 @@ class Link:
 
 
 # ---- prices of calls ----
-
-
-class PricedCollective(NamedTuple):
-    """All calls of one kind in a step, on the mean rank of a pipeline.
-
-    Attributes:
-        collective: such as all_reduce.    ranks: of a call.
-        axis: tensor, data, pipeline, context or expert.
-        nbytes: of all calls, each of the whole buffer.    calls: may be a part of one, under local_steps.
-        seconds: of all calls, whether compute hides them or not.
-    """
-
-    collective: str
-    axis: str
-    ranks: int
-    nbytes: float
-    calls: float
-    seconds: float
-
-    def times(self, share: float) -> PricedCollective:
-        """So often."""
-        return self._replace(
-            nbytes=self.nbytes * share, calls=self.calls * share, seconds=self.seconds * share
-        )
-
-    def plus(self, other: PricedCollective) -> PricedCollective:
-        """With the calls of another one of its kind."""
-        sums = (one + more for one, more in zip(self[3:], other[3:], strict=True))
-        return PricedCollective(*self[:3], *sums)
 
 
 class CollectiveCosts:

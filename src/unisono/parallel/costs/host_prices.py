@@ -17,14 +17,16 @@ import torch
 from torch import nn
 
 from unisono.errors import UnfitError
-from unisono.parallel.batches import cut_rows, rows_of
+from unisono.parallel.arguments import two
+from unisono.parallel.batches import cut_rows
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import tensors_in
 from unisono.parallel.graph.shapes import model_copy
+from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.optimizers import Parameters
 
 from .collectives import CollectiveCosts, LinkCosts, RankGroups
-from .operator_prices import OperatorPrices
+from .operators import OperatorPrices
 from .step_parts import HostPrices
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from unisono.planner.compute_calibration import ComputeCalibration
     from unisono.planner.hardware import Hardware
 
+    from .task import TrainingTask
     from .trace import TracedOperator
 
 __all__ = ["HostPricing", "ModelTrial", "links_of", "should_try", "source_of"]
@@ -139,19 +142,14 @@ class ModelTrial:
     """What can be tried of a model.
 
     Args:
-        model, batch: with values, on the CPU.
-        output: of the model -> what the loss takes.  loss: (output, targets) -> a number, or (sum, count).
-        optimizer: of parameters; None: no update is tried.
+        task: whose model and batch have values, on the CPU. Without an optimizer no update is tried.
+        output: of the model -> what the loss takes.
     Attributes:
         problem: why the model did not run; "": it did.
     """
 
-    def __init__(
-        self, model: nn.Module, batch: tuple[Any, Any], output: Callable[[Any], Any],
-        loss: Callable[[Any, Any], Any], optimizer: Callable[[Any], Any] | None,
-    ) -> None:  # fmt: skip
-        self._model, self._batch = model, batch
-        self._output, self._loss, self._optimizer = output, loss, optimizer
+    def __init__(self, task: TrainingTask, output: Callable[[Any], Any]) -> None:
+        self._task, self._output = task, output
         self.problem = ""
 
     def overhead(
@@ -162,7 +160,7 @@ class ModelTrial:
         Args:
             trace: the operators of a step of so many rows.  threads: with which these prices were measured.
         """
-        rows = rows_of(self._batch)
+        rows = self._task.rows
         while (said := _priced(trace(rows), prices))["forward"][0] > MOST_SECONDS and rows > 1:
             rows //= 2
         took = self._passes(rows, threads)
@@ -183,12 +181,13 @@ class ModelTrial:
         alone = torch.get_num_threads() == 1  # then other ranks may wait on this core
         clock = time.thread_time if alone else time.perf_counter
         try:
-            model, loss = model_copy((self._model, self._loss))
+            task = self._task
+            model, loss = model_copy((task.model, task.loss or own_loss))
             trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
-            made = [] if self._optimizer is None else self._optimizer(Parameters(trained))
+            made: Any = [] if task.optimizer is None else task.optimizer(Parameters(trained))
             optimizers = made if isinstance(made, (list, tuple)) else [made]
             parameters = [*trained.values()]
-            inputs, targets = cut_rows(self._batch, 0, rows)
+            inputs, targets = two(cut_rows(task.sample, 0, rows), own_loss=task.own_loss)
             found = []
             with torch.enable_grad():
                 for _ in range(WARM + ROUNDS):

@@ -18,8 +18,7 @@ from unisono.codecs.codec import Codec
 from unisono.errors import UnfitError
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
-from .operator_kinds import OperatorPoint
-from .operator_prices import HostStarts
+from .operators import HostStarts, OperatorPoint
 from .step_parts import ADAM_OPERATORS, CompressedGradients, ParameterSizes, StepParts
 from .trace import NO_UNIT, TracedOperator, TracedStep
 

@@ -17,37 +17,31 @@ from unisono.parallel.arguments import check_model, two
 from unisono.parallel.batches import rows_of
 from unisono.parallel.experts.layers import caller_of, expert_layers, parameters_of
 from unisono.parallel.graph.capture import Recorder, Shapes
-from unisono.parallel.graph.containers import cast, mapped
-from unisono.parallel.graph.cut import KnownCuts
+from unisono.parallel.graph.containers import cast
 from unisono.parallel.graph.noted_call import gpu_attention
-from unisono.parallel.graph.proof import prove
 from unisono.parallel.graph.shapes import may_be_packed, searches_packed_texts, single_texts
 from unisono.parallel.graph.stage_program import StageProgram, choose_starts
-from unisono.parallel.loss_check import UnchangedLoss
-from unisono.parallel.loss_weights import own_loss
-from unisono.parallel.model_setup import forget_caches
 from unisono.parallel.optimizers import Parameters
 from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts, counted_costs
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
-from unisono.parallel.structure import structure_of
+from unisono.planner.choice_page import PricedCollective
 from unisono.planner.compute_calibration import ComputeCalibration, recall_compute
 from unisono.planner.operator_costs import BY_BYTES
 from unisono.torch_internals.training import module_at
 
-from .collectives import PricedCollective, SpreadExperts, attention_exchange, expert_exchanges
+from .collectives import SpreadExperts, attention_exchange, expert_exchanges
 from .forecast import StepForecast
 from .host_prices import HostPricing, ModelTrial, should_try, source_of
-from .operator_prices import OperatorPrices
+from .operators import OperatorPrices
 from .parameter_work import compressed_gradients
 from .step_parts import ADAM_OPERATORS, ParameterSizes, StageStarts, StepParts
 from .step_time import collective_calls, step_forecast
-from .trace import NO_UNIT, TracedOperator, TracedRows, TracedStep, trace_step, trace_update
+from .task import TrainingTask
+from .trace import NO_UNIT, TracedOperator, TracedStep, trace_step, trace_update
 
 if TYPE_CHECKING:
-    from unisono.parallel.graph.cut import Cut
-    from unisono.parallel.planning.task import TrainingTask
     from unisono.planner.hardware import Hardware
 
 __all__ = ["StepPredictor"]
@@ -71,6 +65,7 @@ class StepPredictor:
         speeds: of each rank, its rate of compute beside that of `compute`; (): all are alike.
         trial: run a few rows through a copy of a small model on this CPU, to see what its Python takes.
         hardware: of each host, whose links count in place of `machine`'s.
+        task: all of what is trained, see `of`.
     Raises:
         CaptureError, ValueError, TypeError: wrong arguments, or a model that cannot be recorded.
     Example: StepPredictor(model, (x, y), loss=mse_loss).forecast(Plan(data=2)).total is in seconds.
@@ -93,18 +88,19 @@ class StepPredictor:
         speeds: Sequence[float] = (),
         trial: bool = False,
         hardware: Sequence[Hardware] = (),
+        task: TrainingTask | None = None,
     ) -> None:
         _check_arguments(model, loss, optimizer, rows, hosts, speeds)
-        self._batch = two(batch, own_loss=loss is None)
-        self._rows = rows_of(self._batch) if rows is None else rows
-        self._few = min(2, self._rows)  # on which programs are compared
-        self._loss = loss if isinstance(loss, UnchangedLoss) else UnchangedLoss(loss or own_loss)
-        self._optimizer = optimizer
-        self._packed = may_be_packed(self._batch[0])
-        self._base = Shapes(model, None if pieces is None else list(pieces))
+        if task is None:
+            two(batch, own_loss=loss is None)  # or raise: it is none
+            rows = rows_of(batch) if rows is None else rows
+            task = TrainingTask(model, batch, rows, optimizer, loss, pieces, cuts=cuts)
+        self._task, self._rows = task, task.batch
+        self._few = min(2, task.batch)  # on which programs are compared
+        self._packed = may_be_packed(task.inputs_of(task.sample))
+        self._base = task.shapes()
         check_model(self._base.model, Plan())
-        self._structure = structure_of(self._base.model, self._base.also, cuts, own_loss=loss is None)
-        forget_caches(self._base.model)
+        self._structure = task.structure(self._base.model, self._base.also)
         self._hosts, self._own_device, self._speeds = tuple(hosts), own_device, tuple(speeds)
         settings = env.read()
         if compute is None:
@@ -116,28 +112,20 @@ class StepPredictor:
             self._compute, self._source = compute, source_of(compute, hardware, own_device=own_device)
         machine = machine or recall(settings).calibration
         self._trial: ModelTrial | None = None
-        if trial and not own_device and should_try(model, self._batch):
-            self._trial = ModelTrial(model, self._batch, self._structure.output, self._loss.loss, optimizer)
+        if trial and not own_device and should_try(model, task.sample):
+            self._trial = ModelTrial(task, self._structure.output)
         self._pricing = HostPricing(
             self._compute, machine, tuple(hardware), own_device, self._trial, self._operators
         )
-        self._task: TrainingTask | None = None
-        self._traces = TracedRows()
         self._updates: dict[Any, list[TracedOperator] | None] = {}
         self._update_seconds: dict[Any, float] = {}
-        self._cuts = KnownCuts()
         self._starts: dict[Any, StageStarts] = {}
         self._sizes: dict[Any, dict[int, dict[str, ParameterSizes]]] = {}
 
     @classmethod
     def of(cls, task: TrainingTask, **options: Any) -> StepPredictor:
         """That of a task, which finds each cut and records each step once for all who ask."""
-        made = cls(
-            task.model, task.sample, rows=task.batch, loss=task.loss, optimizer=task.optimizer,
-            pieces=task.pieces, **options,
-        )  # fmt: skip
-        made._task, made._traces = task, task.traces
-        return made
+        return cls(task.model, task.sample, loss=task.loss, optimizer=task.optimizer, task=task, **options)
 
     @property
     def source(self) -> str:
@@ -211,28 +199,25 @@ class StepPredictor:
     def _traced(self, plan: Plan, rows: int, opened: frozenset[str] = frozenset()) -> TracedStep:
         """A recorded step."""
         single = self._single(plan)
-        cut = self._cut(plan, opened, single=single) if plan.tensor > 1 else None
+        cut = None
+        if plan.tensor > 1:
+            cut = self._task.cut(plan.tensor, self._few, sequence=plan.sequence, opened=opened, single=single)
 
         def record(rows: int) -> TracedStep:
             dtype = None if plan.precision == "f32" else TYPES[plan.precision]
             units = self._paths(self._structure.units)
+            shapes = Shapes(self._base)
             try:
                 with gpu_attention(on_gpu=self._own_device), single_texts(single):
-                    shapes = Shapes(self._base)
                     return trace_step(
-                        shapes,
-                        self._micro(rows),
-                        self._loss,
-                        output=self._structure.output,
-                        units=units,
-                        cut=cut,
-                        dtype=dtype,
-                    )
+                        shapes, self._task.blank_batch(rows, shapes), self._task.counted_loss,
+                        output=self._structure.output, units=units, cut=cut, dtype=dtype,
+                    )  # fmt: skip
             finally:
-                self._loss.restore()
+                self._task.restore()
 
         key = *self._key(plan), opened if cut else None, self._own_device, single and searches_packed_texts()
-        return self._traces.of(key, rows, record)
+        return self._task.traces.of(key, rows, record)
 
     def _single(self, plan: Plan) -> bool:
         """Whether the model takes each row for one text, else it has the masks that shapes have."""
@@ -241,19 +226,9 @@ class StepPredictor:
     def _key(self, plan: Plan) -> tuple[Any, ...]:
         return plan.tensor, plan.sequence, plan.precision
 
-    def _micro(self, rows: int) -> tuple[Any, Any]:
-        """A micro-batch without values, on the device of the model."""
-        real = (value.device for value in self._base.model.parameters())
-        device = next(real, torch.device("cpu"))
-
-        def blank(tensor: torch.Tensor) -> torch.Tensor:
-            with self._base.mode:
-                return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
-
-        return mapped(self._batch, blank)  # type: ignore[no-any-return]
-
     def _updated(self, plan: Plan, traced: TracedStep) -> list[TracedOperator] | None:
-        if self._optimizer is None:
+        optimizer = self._task.optimizer
+        if optimizer is None:
             return None
         key = self._key(plan)
         if key not in self._updates:
@@ -261,7 +236,7 @@ class StepPredictor:
             alike = tuple((name, value.shape, value.dtype) for name, value in named.items())
             if alike not in self._updates:  # such as those without sequence=True
                 trained, on_gpu = Parameters(named), self._own_device
-                self._updates[alike] = trace_update(traced, self._optimizer, trained, on_gpu=on_gpu)
+                self._updates[alike] = trace_update(traced, optimizer, trained, on_gpu=on_gpu)
             self._updates[key] = self._updates[alike]
         return self._updates[key]
 
@@ -290,21 +265,6 @@ class StepPredictor:
         wanted = set(modules)
         return tuple(path for path, module in self._base.model.named_modules() if module in wanted)
 
-    def _cut(self, plan: Plan, opened: frozenset[str], *, single: bool) -> Cut:
-        if self._task is not None:
-            return self._task.cut(
-                plan.tensor, self._few, sequence=plan.sequence, opened=opened, single=single
-            )
-
-        def find() -> Cut:
-            with torch.enable_grad(), single_texts(single):
-                return prove(
-                    Shapes(self._base), self._micro(self._few)[0], plan.tensor,
-                    kinds=self._structure.kinds, opened=opened, sequence=plan.sequence,
-                )  # fmt: skip
-
-        return self._cuts.of((plan.tensor, plan.sequence, opened, single and searches_packed_texts()), find)
-
     def _stages(self, plan: Plan) -> StageStarts:
         """Where stages begin."""
         key = plan.stages, plan.cuts, plan.precision, plan.context > 1
@@ -329,7 +289,7 @@ class StepPredictor:
     def _of_program(self, plan: Plan) -> StageStarts:
         check_no_cuts(plan, self._base.model)
         shapes = Shapes(self._base)
-        inputs = self._micro(self._few)[0]
+        inputs = self._task.blank_batch(self._few, shapes)[0]
         if plan.precision != "f32":
             inputs = cast(inputs, TYPES[plan.precision])
             with shapes.mode:

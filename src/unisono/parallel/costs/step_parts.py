@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.errors import UnfitError
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
-
-from .collectives import PricedCollective
+from unisono.planner.choice_page import PricedCollective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from unisono.planner.compute_calibration import RuntimeCosts, SharedSteps
 
     from .collectives import Collectives, PricedExchange, RankGroups
-    from .operator_prices import OperatorPrices
+    from .operators import OperatorPrices
     from .trace import ModuleCall, TracedMove, TracedStep
 
 __all__ = [

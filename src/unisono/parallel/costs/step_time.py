@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage
 from unisono.parallel.prediction import proved_schedule
+from unisono.planner.choice_page import PricedCollective
 
-from .collectives import FEW_BYTES, ROUTED, Collectives, PricedCollective, PricedExchange
+from .collectives import FEW_BYTES, ROUTED, Collectives, PricedExchange
 from .forecast import CAUSES, StepForecast
-from .operator_prices import HostStarts
+from .operators import HostStarts
 from .parameter_work import DataWork, ParameterWork
 from .step_parts import StepParts
 
@@ -522,7 +523,8 @@ def collective_calls(parts: StepParts) -> list[PricedCollective]:
         times = plan.micro_batches * (1 + (plan.recompute is True))
         calls += [each.times(times) for each in exchange.forward]
         calls += [each.times(plan.micro_batches) for each in exchange.backward]
-    found: dict[tuple[str, str, int], PricedCollective] = {}
+    alike: dict[tuple[str, str, int], list[tuple[float, ...]]] = defaultdict(list)
     for each in calls:
-        found[each[:3]] = each.plus(found.get(each[:3], each.times(0.0)))
-    return sorted((each.times(1 / plan.pipeline) for each in found.values()), key=lambda each: -each.seconds)
+        alike[each[:3]].append((each.nbytes, each.calls, each.seconds))
+    found = [PricedCollective(*kind, *map(sum, zip(*parts, strict=True))) for kind, parts in alike.items()]
+    return sorted((each.times(1 / plan.pipeline) for each in found), key=lambda each: -each.seconds)

@@ -30,7 +30,7 @@ from unisono.parallel.tensor_parallel import run_cut
 from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
 from unisono.torch_internals.training import functions_behind, next_sequence, sequence_of
 
-from .operator_kinds import OperatorPoint, point_of
+from .operators import OperatorPoint, point_of
 
 __all__ = [
     "NO_UNIT",

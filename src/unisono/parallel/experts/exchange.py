@@ -28,12 +28,12 @@ from torch.autograd.profiler import record_function
 from torch.nn import functional
 
 from unisono.parallel.context.exchange import total
-from unisono.parallel.generators import drawing, seed_of
+from unisono.parallel.generators import drawing, drawn_seed, seed_of
 from unisono.parallel.graph.noted_call import ModuleOp, noted_call
 from unisono.parallel.tensor_moves import move
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from unisono.parallel.context.exchange import ContextGroup
     from unisono.parallel.tensor_moves import TensorAxis
@@ -163,10 +163,13 @@ class _Used(torch.autograd.Function):
         return grad, *(torch.zeros_like(parameter) for parameter in ctx.saved_tensors)
 
 
-def recorded(name: str, path: str, args: tuple[Any, ...], also: Tensor, flops: int) -> Tensor:
+def recorded(
+    name: str, path: str, call: Callable[..., Any], args: tuple[Any, ...], also: Tensor, flops: int
+) -> Tensor:
     """What stands for the call of a layer in a recorded program: a value like its first, with a gradient.
 
     Args:
+        call: of the module that is at `path` then, with `args`.
         args: of the operator `name`: the first value, ..., the parameters.
         also: another value that has a gradient.
     """
@@ -176,7 +179,7 @@ def recorded(name: str, path: str, args: tuple[Any, ...], also: Tensor, flops: i
         used = sum((parameter.sum() for parameter in parameters), also.sum())
         return first + used.to(first.dtype)  # type: ignore[no-any-return]
 
-    return noted_call(ModuleOp(name, path, lambda *_: None), args, made, flops)  # type: ignore[no-any-return]
+    return noted_call(ModuleOp(name, path, call), args, made, flops)  # type: ignore[no-any-return]
 
 
 # ---- ranks that have the same rows ----
@@ -223,5 +226,5 @@ class RowShares:
         """These ranks draw for other rows, and the same numbers afterwards."""
         if self.parts == 1:
             return nullcontext()
-        shared = int(torch.randint(2**62, (), device="cpu"))
+        shared = drawn_seed() or 0
         return drawing(seed_of(shared, self._place), device)

@@ -166,7 +166,7 @@ class ListedExperts(Forward):
         parameters = [*self._module.parameters()]
         each = sum(parameter.numel() for parameter in parameters) // max(self._per, 1)
         flops = 2 * each * first.shape[:-1].numel()
-        return recorded(EXPERT_LIST, self._caller, (first, args, named, parameters), first, flops)
+        return recorded(EXPERT_LIST, self._caller, _call, (first, args, named, parameters), first, flops)
 
     def _check_alike(self, first: Tensor | None, output: Any) -> None:
         """A recorded program has one value in place of the call."""
@@ -283,6 +283,11 @@ class ListedExperts(Forward):
 
     def _refuse(self, what: str) -> None:
         raise UnfitError(self.text(what))
+
+
+def _call(module: nn.Module, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Any:
+    """Call the module around the experts. Its own forward: a unit that it may be is running."""
+    return module.forward(*args, **named)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

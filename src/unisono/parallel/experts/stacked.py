@@ -14,7 +14,7 @@ the call as one operator.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,6 +75,26 @@ class _Routing(NamedTuple):
     names: tuple[str | int, ...]
 
 
+def _split_names(given: dict[str | int, Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Arguments by place and by name."""
+    places = sorted(name for name in given if isinstance(name, int))
+    named = {name: value for name, value in given.items() if isinstance(name, str)}
+    return [given[place] for place in places], named
+
+
+def _call(
+    module: nn.Module,
+    rows: Tensor,
+    chosen: Tensor,
+    weight: Tensor,
+    names: Sequence[str | int],
+    _parameters: Any,
+) -> Any:
+    """Call a layer as the model does. names: of its arguments, or their places."""
+    args, named = _split_names(dict(zip(names, (rows, chosen, weight), strict=True)))
+    return module(*args, **named)
+
+
 class StackedExperts(Forward):
     """The forward of a layer on this rank's experts."""
 
@@ -120,7 +140,7 @@ class StackedExperts(Forward):
         parameters = [*self._module.parameters()]
         each = sum(parameter.numel() for parameter in parameters) // self._experts
         flops = 2 * each * given.chosen.numel()
-        return recorded(EXPERTS, self._path, (*given, parameters), given.weight, flops)
+        return recorded(EXPERTS, self._path, _call, (*given, parameters), given.weight, flops)
 
     def _here(self, rows: Tensor, index: Tensor, weight: Tensor, names: tuple[str | int, ...]) -> Tensor:
         """The sum over this rank's experts for each row that came. Shapes: as in `__call__`."""
@@ -140,9 +160,8 @@ class StackedExperts(Forward):
 
     def _called(self, given: dict[str | int, Tensor]) -> Any:
         """Call the layer as the model does: a decorator may pass places on, and not know the names."""
-        places = sorted(name for name in given if isinstance(name, int))
-        named = {name: value for name, value in given.items() if isinstance(name, str)}
-        return self._run(*(given[place] for place in places), **named)
+        args, named = _split_names(given)
+        return self._run(*args, **named)
 
     @contextmanager
     def _parts(self) -> Iterator[list[Tensor]]:

@@ -98,17 +98,7 @@ class Recorder:
             for name, value in named:
                 self.graph.names[name] = self._new(value, kind, name=name)
         buffers = dict(model.named_buffers())
-        self._direct = _DirectCalls(model, self._around)
-        handles = [
-            handle
-            for path, module in model.named_modules()
-            for handle in (
-                module.register_forward_pre_hook(self._begin(path, module), prepend=True, with_kwargs=True),
-                module.register_forward_pre_hook(self._begin_body, with_kwargs=True),
-                module.register_forward_hook(self._end_body, prepend=True),
-                module.register_forward_hook(self._end),
-            )
-        ]
+        ends = [self._watched(path, module) for path, module in model.named_modules()]
         inputs = self._shapes.inputs(sample)
         drawn = _python_states()
         for tensor in tensors_in(inputs):
@@ -120,9 +110,8 @@ class Recorder:
         except Exception as error:
             raise self._error(error, model) from error
         finally:
-            for handle in handles:
-                handle.remove()
-            self._direct.end()
+            for end in ends:
+                end()
         if _python_states() != drawn:
             raise CaptureError(
                 f"{self.graph.model} draws numbers from Python's random or NumPy while it runs, so it does "
@@ -251,61 +240,91 @@ class Recorder:
         self._known[id(tensor)] = tensor, number
         return number
 
-    def _begin(self, path: str, called: nn.Module) -> Callable[..., None]:
-        names = argument_names(called.forward)
+    # ---- calls of modules ----
 
-        def begin(module: nn.Module, args: Any, named: Any) -> None:
-            number = len(self.graph.frames)
-            came = mapped((args, named), lambda tensor: Ref(self.value(tensor)))
-            frame = Frame(
-                number, path, type(module).__name__, len(self.graph.nodes), names=names,
-                slots=(tuple(slot for slot, _ in slots_of_call(came[0], came[1], names, Ref)), ()),
-                inputs=[ref.value for ref in tensors_in(came, Ref)], arguments=came,
-                grad=torch.is_grad_enabled(), recomputed=_is_recomputed(), level=len(self.frames),
-                autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
-            )  # fmt: skip
-            self.graph.frames.append(frame)
-            self.frames.append(number)
-            self._ordinals.append(0)
+    def _watched(self, path: str, module: nn.Module) -> Callable[[], None]:
+        """Have each call of a module be a frame, with its hooks, and of its forward alone; return the end.
 
-        return begin
+        No hook of PyTorch is told of a program's own calls of `module.forward`, but what stands in place of
+        a forward is called.
+        """
+        run, own, names = module.forward, vars(module).get("forward"), argument_names(module.forward)
+        handles = (
+            module.register_forward_pre_hook(
+                lambda _, args, named: self._begin(path, module, names, args, named),
+                prepend=True, with_kwargs=True,
+            ),
+            module.register_forward_hook(lambda _module, _args, output: self._end(output)),
+        )  # fmt: skip
 
-    def _begin_body(self, module: nn.Module, args: Any, named: Any) -> None:
+        @functools.wraps(run)
+        def forward(*args: Any, **named: Any) -> Any:
+            frame = self.graph.frames[self.frames[-1]] if self.frames else None
+            alone = frame is None or frame.path != path or frame.begin >= 0
+            if alone:
+                self._begin(path, module, names, args, named)
+            self._begin_body(args, named)
+            output = run(*args, **named)
+            self._end_body(output)
+            if alone:
+                self._end(output)
+            return output
+
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        if not scripted:
+            module.forward = forward  # type: ignore[method-assign]
+
+        def end() -> None:
+            for handle in handles:
+                handle.remove()
+            if not scripted:
+                del module.forward
+            if not scripted and own is not None:
+                module.forward = own  # type: ignore[method-assign]
+
+        return end
+
+    def _begin(self, path: str, module: nn.Module, names: tuple[str, ...], args: Any, named: Any) -> None:
+        number = len(self.graph.frames)
+        came = mapped((args, named), lambda tensor: Ref(self.value(tensor)))
+        frame = Frame(
+            number, path, type(module).__name__, len(self.graph.nodes), names=names,
+            slots=(tuple(slot for slot, _ in slots_of_call(came[0], came[1], names, Ref)), ()),
+            inputs=[ref.value for ref in tensors_in(came, Ref)], arguments=came,
+            grad=torch.is_grad_enabled(), recomputed=_is_recomputed(), level=len(self.frames),
+            autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+        )  # fmt: skip
+        self.graph.frames.append(frame)
+        self.frames.append(number)
+        self._ordinals.append(0)
+
+    def _begin_body(self, args: Any, named: Any) -> None:
         frame = self.graph.frames[self.frames[-1]]
         frame.begin = len(self.graph.nodes)
         here = [(slot, self.value(tensor)) for slot, tensor in slots_of_call(args, named, frame.names)]
         frame.hooked = here != [*zip(frame.slots[0], frame.inputs, strict=True)]
-        self._direct.hooked(module)
 
-    def _end_body(self, _module: nn.Module, _args: Any, output: Any) -> None:
+    def _end_body(self, output: Any) -> None:
+        self.graph.frames[self.frames[-1]].end = len(self.graph.nodes)
+        self._note_output(output)
+
+    def _note_output(self, output: Any) -> None:
         frame = self.graph.frames[self.frames[-1]]
-        frame.end = len(self.graph.nodes)
         frame.slots = frame.slots[0], tuple(slot for slot, _ in slots_in(output))
         frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
 
-    def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
+    def _end(self, output: Any) -> None:
         frame = self.graph.frames[self.frames[-1]]
+        if frame.begin < 0:  # of a script, whose forward is not watched
+            frame.begin = frame.first
+            self._end_body(output)
         frame.last = len(self.graph.nodes)
         frame.inside = len(self.graph.frames) - 1 - frame.number
         body = [*zip(frame.slots[1], frame.outputs, strict=True)]
-        frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
-        frame.slots = frame.slots[0], tuple(slot for slot, _ in slots_in(output))
+        self._note_output(output)
         frame.hooked |= body != [*zip(frame.slots[1], frame.outputs, strict=True)]
         self.frames.pop()
         self._ordinals.pop()
-
-    def _around(self, path: str) -> Around:
-        """What runs before and after a call of a module's forward that runs no hooks."""
-
-        def begin(module: nn.Module, args: Any, named: Any) -> None:
-            self._begin(path, module)(module, args, named)
-            self.graph.frames[-1].begin = len(self.graph.nodes)
-
-        def end(module: nn.Module, args: Any, output: Any) -> None:
-            self._end_body(module, args, output)
-            self._end(module, args, output)
-
-        return begin, end
 
     # ---- at the end ----
 
@@ -451,53 +470,3 @@ def _python_states() -> Any:
     """Of the generators whose numbers decide what Python does."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return random.getstate(), kind, np.asarray(keys).tobytes(), rest
-
-
-# ---- calls of `module.forward` that a program makes itself ----
-
-
-Around = tuple[Callable[[nn.Module, Any, Any], None], Callable[[nn.Module, Any, Any], None]]
-
-
-class _DirectCalls:
-    """Every forward of a model, watched: a recording takes a call of it for a call of the module.
-
-    No hook of PyTorch is told of these calls, but what a run puts in the place of a forward is called.
-
-    Args:
-        around: of the path of a module -> what is called before and after a direct call, as its hooks are.
-    """
-
-    def __init__(self, model: nn.Module, around: Callable[[str], Around]) -> None:
-        self._hooked: nn.Module | None = None
-        self._own = list[tuple[nn.Module, Any]]()
-        for path, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                self._own.append((module, vars(module).get("forward")))
-                module.forward = self._watched(module, *around(path))  # type: ignore[method-assign]
-
-    def hooked(self, module: nn.Module) -> None:
-        """The hooks of a module have run; its forward is called next."""
-        self._hooked = module
-
-    def end(self) -> None:
-        """Give the modules their own forward back."""
-        for module, own in self._own:
-            del module.forward
-            if own is not None:
-                module.forward = own
-
-    def _watched(self, module: nn.Module, before: Any, after: Any) -> Callable[..., Any]:
-        run = module.forward
-
-        @functools.wraps(run)
-        def forward(*args: Any, **named: Any) -> Any:
-            hooked, self._hooked = self._hooked, None
-            if hooked is module:
-                return run(*args, **named)
-            before(module, args, named)
-            output = run(*args, **named)
-            after(module, args, output)
-            return output
-
-        return forward

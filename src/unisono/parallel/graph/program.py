@@ -24,7 +24,7 @@ from .containers import mapped, tensors_in
 
 __all__ = [
     "Filler", "Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "columns", "flops_of",
-    "refs", "replayed", "template", "writes_of",
+    "refs", "replayed", "template", "writes_of", "written_in",
 ]  # fmt: skip
 
 
@@ -277,6 +277,11 @@ def writes_of(node: Node) -> list[tuple[int, int]]:
                 at = min(len(found), len(outputs) - 1)
                 found.append((ref.value, outputs[at] if outputs else ref.value))
     return found
+
+
+def written_in(graph: Graph) -> set[int]:
+    """The memory that some operator writes in place."""
+    return {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}
 
 
 def replayed(node: Node, graph: Graph, written: Collection[int]) -> Any:

@@ -16,17 +16,18 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from unisono.errors import UnfitError
 
-from .containers import strange_in
+from .containers import mapped, strange_in, tensors_in
+from .executor import ForwardCall, RunningModel, Step, Values, call_of, operator
 from .noted_call import CHECKS, ModuleOp
-from .program import HOOKS, Frame, Graph, Node, Ref, columns, refs, writes_of
+from .program import HOOKS, Frame, Graph, Node, Ref, columns, refs, replayed, writes_of, written_in
 from .rules import DRAWS
 
 __all__ = ["Item", "Stage", "StageError", "StageProgram", "StageStart", "choose_starts"]
@@ -89,8 +90,12 @@ def _is_buffer(graph: Graph, number: int) -> bool:
     return graph.values[graph.values[number].storage].kind in ("buffer", "parameter")
 
 
-def _free_nodes(graph: Graph) -> set[int]:
-    """Operators whose results follow from inputs, buffers and constants alone: any stage can compute them."""
+def _free_nodes(graph: Graph, held: Collection[int] = ()) -> set[int]:
+    """Operators whose results follow from inputs, buffers and constants alone: any stage can compute them.
+
+    Args:
+        held: operators of modules with parameters, which only one stage has.
+    """
     bound: set[int] = set()  # values that do not
     found: set[int] = set()
     for node in graph.nodes:
@@ -99,6 +104,7 @@ def _free_nodes(graph: Graph) -> set[int]:
         if (
             any(number in bound or graph.values[number].kind == "parameter" for number in given)
             or node.name in DRAWS
+            or node.number in held
             or any(_is_buffer(graph, number) for number in writes)
         ):
             bound.update(number for number in node.outputs if number is not None)
@@ -213,26 +219,33 @@ def _balanced(graph: Graph, flow: _CrossingValues, places: list[int], stages: in
         places = [*best.values()] if len(best) >= stages - 1 else places
     bounds = [0, *places, len(graph.nodes)]
     sent = [0.0, *(FLOPS_PER_BYTE * flow.bytes[place] for place in places), 0.0]
-    # of the stages so far that end at a bound: (their dearest cost, bytes), the bound before
-    here = {0: ((0.0, 0.0), [0])}
-    for _ in range(stages - 1):
-        found: dict[int, tuple[tuple[float, float], list[int]]] = {}
-        for end in range(1, len(bounds) - 1):
-            for begin, (so_far, way) in here.items():
-                if begin < end:
-                    cost = costs[bounds[end]] - costs[bounds[begin]] + sent[begin] + sent[end]
-                    key = max(so_far[0], cost), so_far[1] + sent[end]
-                    if end not in found or key < found[end][0]:
-                        found[end] = key, [*way, end]
-        here = found
-    last = len(bounds) - 1
 
-    def whole(item: tuple[int, tuple[tuple[float, float], list[int]]]) -> tuple[float, float]:
-        begin, (so_far, _) = item
-        return max(so_far[0], costs[-1] - costs[bounds[begin]] + sent[begin] + sent[last]), so_far[1]
+    def cost(first: int, stop: int, _stage: int) -> tuple[float, float]:
+        return costs[bounds[stop]] - costs[bounds[first]] + sent[first] + sent[stop], sent[stop]
 
-    _, (_, way) = min(here.items(), key=whole)
-    return [bounds[at] for at in way[1:]]
+    return [bounds[at] for at in even_cuts(len(bounds) - 1, stages, cost)]
+
+
+def even_cuts(
+    pieces: int, stages: int, cost: Callable[[int, int, int], tuple[float, float]]
+) -> tuple[int, ...]:
+    """Cut pieces into runs whose largest cost is smallest; return the first piece of each but the first.
+
+    Args:
+        cost: of pieces [first, stop) in a stage, and what is added up to choose among cuts that cost alike.
+    """
+
+    @functools.cache
+    def best(first: int, left: int) -> tuple[float, float, tuple[int, ...]]:
+        if left == 1:
+            return *cost(first, pieces, stages - 1), ()
+        found = []
+        for cut in range(first + 1, pieces - left + 2):
+            (here, more), (largest, rest, cuts) = cost(first, cut, stages - left), best(cut, left - 1)
+            found.append((max(here, largest), rest + more, (cut, *cuts)))
+        return min(found)
+
+    return best(0, stages)[2]
 
 
 def _place_of(graph: Graph, start: StageStart) -> int:
@@ -322,24 +335,28 @@ class StageProgram:
         operators: everything runs operator by operator, and no module is called.
     Attributes:
         starts: where the stages but the first begin.
-        places: the operators with which they begin.
+        bounds: the operators with which they begin, and the end.
         stages: one after the other.
         surely_used: values that have a gradient if the loss takes any tensor of the result. Others may have
             none: a module takes them for nothing, or for one of several tensors.
         unused: names of parameters that no stage needs.
         open: modules (paths) that span stages.
         written: memory that some operator writes in place.
+        ends_with_loss: the program returns the loss of the model's output.
     Raises:
         StageError: the program cannot be cut there.
     """
+
+    ends_with_loss = False
 
     def __init__(
         self, graph: Graph, model: nn.Module, starts: Sequence[StageStart], *, operators: bool = False
     ) -> None:
         self.graph, self.starts = graph, list(starts)
-        self.written = {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}
-        self.places = [_place_of(graph, start) for start in starts]
-        if self.places != sorted(set(self.places)):
+        self.written = written_in(graph)
+        places = [_place_of(graph, start) for start in starts]
+        self.bounds = [0, *places, len(graph.nodes)]
+        if places != sorted(set(places)):
             raise StageError(f"{graph.model} calls the modules with which stages begin in another order")
         names = {id(value): name for name, value in reversed([*model.named_parameters()])}
         self._held = {
@@ -349,7 +366,7 @@ class StageProgram:
         self._open = {
             frame.number
             for frame in graph.frames
-            if operators or any(frame.first < place < frame.last for place in self.places)
+            if operators or any(frame.first < place < frame.last for place in places)
         }
         while leaks := self._build():
             self._open |= leaks
@@ -364,11 +381,12 @@ class StageProgram:
         for item in self._items:
             for storage in item.writes:
                 line = graph.nodes[item.first].line
-                if graph.values[storage].kind == "input":
+                if graph.values[storage].kind == "input" and places:
                     raise StageError(f"{graph.model} writes into its input, which every stage has, at {line}")
                 if graph.values[storage].kind == "constant" and item.frame is None:
                     raise StageError(f"{graph.model} writes into a tensor that is not its own, at {line}")
         self.stages = self._cut()
+        self._steps: dict[int, list[Step]] = {}
         self.surely_used = self._surely_used()
         self.unused = frozenset(names.values()).difference(*(stage.parameters for stage in self.stages))
         self._check_kept()
@@ -383,9 +401,12 @@ class StageProgram:
         while at < len(graph.nodes):
             node = graph.nodes[at]
             call = next((number for number in node.frames if number not in self._open), None)
-            self._items.append(self._operator(node) if call is None else self._call(graph.frames[call]))
-            at = at + 1 if call is None else graph.frames[call].last
-        self._bind()
+            self._items.append(self._item(node, None if call is None else graph.frames[call]))
+            at = self._items[-1].last
+        calls = [item for item in self._items if item.frame is not None and item.parameters]
+        free = _free_nodes(graph, {number for item in calls for number in range(item.first, item.last)})
+        for item in self._items:
+            item.free = free.issuperset(range(item.first, item.last))
         makers = {number: item for item in self._items for number in item.makes}
         leaks = set()
         for item in self._items:
@@ -402,70 +423,43 @@ class StageProgram:
     def _inside(self, node: int) -> int:
         return next(number for number in self.graph.nodes[node].frames if number not in self._open)
 
-    def _operator(self, node: Node) -> Item:
-        values = self.graph.values
-        given = [ref.value for ref in refs((node.args, node.named))]
-        reads = frozenset(
-            number for number in given if values[number].node >= 0 or values[number].kind == "input"
-        )
-        parameters = frozenset(values[number].name for number in given if values[number].kind == "parameter")
-        writes = frozenset(values[before].storage for before, _ in writes_of(node))
-        makes = tuple(number for number in node.outputs if number is not None)
-        free = not parameters and node.name not in DRAWS and not self._writes_state(writes)
-        return Item(node.number, None, node, reads, makes, [], writes, parameters, free)
-
-    def _call(self, frame: Frame) -> Item:
-        graph, values = self.graph, self.graph.values
-        nodes = graph.nodes[frame.first : frame.last]
+    def _item(self, node: Node, frame: Frame | None) -> Item:
+        """The call of a module that begins with an operator, or the operator."""
+        values, first = self.graph.values, node.number
+        nodes = [node] if frame is None else self.graph.nodes[first : frame.last]
         inside = {number for node in nodes for number in node.outputs}
-        reads, writes, parameters, renames = set(frame.inputs), set(), set(self._held[frame.path]), []
+        reads, writes, renames = set[int](), set[int](), list[tuple[int, int]]()
+        parameters, makes = set[str](), [number for number in node.outputs if number is not None]
+        if frame is not None:
+            parameters, makes = set(self._held[frame.path]), list(frame.outputs)
+            reads = {number for number in frame.inputs if values[number].kind in ("input", "operator")}
         known: dict[int, int] = {}  # value after writes -> the value outside that is this tensor
-        free = True
-        for node in nodes:
-            for ref in refs((node.args, node.named)):
+        for each in nodes:
+            for ref in refs((each.args, each.named)):
                 value = values[ref.value]
                 if value.kind == "parameter":
                     parameters.add(value.name)
                 elif ref.value not in inside and value.kind in ("input", "operator"):
                     reads.add(ref.value)
-            for before, after in writes_of(node):
+            for before, after in writes_of(each):
                 writes.add(values[before].storage)
                 source = known.get(before, before if before not in inside else None)
-                if source is not None and after != before:
+                if source is not None and after != before and frame is not None:
                     known[after] = source
                     renames.append((source, after))
-            free = free and node.name not in DRAWS
-        reads = {number for number in reads if values[number].kind in ("input", "operator")}
-        makes = dict.fromkeys([*frame.outputs, *(after for _, after in renames)])
-        free = free and not parameters and not self._writes_state(writes)
+        makes = [number for number in (*makes, *(after for _, after in renames)) if number in inside]
         return Item(
-            frame.first, frame, None, frozenset(reads), tuple(n for n in makes if n in inside), renames,
-            frozenset(writes), frozenset(parameters), free,
+            first, frame, node if frame is None else None, frozenset(reads), tuple(dict.fromkeys(makes)),
+            renames, frozenset(writes), frozenset(parameters),
         )  # fmt: skip
 
-    def _writes_state(self, storages: Iterator[int] | set[int] | frozenset[int]) -> bool:
+    def _writes_state(self, storages: Iterable[int]) -> bool:
         return any(self.graph.values[storage].kind in ("buffer", "parameter") for storage in storages)
-
-    def _bind(self) -> None:
-        """What depends on a value that is not free is not free, nor is what shares memory with one."""
-        values = self.graph.values
-        while True:
-            bound = {number for item in self._items if not item.free for number in item.makes}
-            storages = {values[number].storage for number in bound}
-            storages |= {storage for item in self._items if not item.free for storage in item.writes}
-            moved = False
-            for item in self._items:
-                mine = {values[number].storage for number in item.makes} | item.writes
-                if item.free and (item.reads & bound or mine & storages):
-                    item.free, moved = False, True
-            if not moved:
-                return
 
     # ---- stages ----
 
     def _cut(self) -> list[Stage]:
-        graph, values = self.graph, self.graph.values
-        bounds = [0, *self.places, len(graph.nodes)]
+        graph, values, bounds = self.graph, self.graph.values, self.bounds
         needed = {number for number in graph.outputs if self._travels(number)}
         stages: list[Stage] = []
         written: set[int] = set()  # memory that is written in this stage or a later one
@@ -553,6 +547,60 @@ class StageProgram:
     def _firsts(self, node: Node) -> list[int]:
         return [self.graph.frames[number].first for number in node.frames]
 
+    # ---- runs ----
+
+    def forward(self, root: Any, number: int, came: Sequence[Tensor], inputs: Any, targets: Any) -> Any:
+        """What a stage sends, or what the program returns; `root` has the stages of this rank.
+
+        Args:
+            came: from the stage before.
+        """
+        del targets
+        return root(number, came, inputs, ForwardCall(functools.partial(self.run, number)))
+
+    def run(
+        self,
+        number: int,
+        model: RunningModel,
+        came: Sequence[Tensor],
+        inputs: Any,
+        seed: int | None = None,
+    ) -> Any:
+        """The same, on the part of the model that has the stage."""
+        here, values = self.stages[number], Values(self.graph, model, seed)
+        values.update(zip(self._inputs, tensors_in(inputs), strict=True))
+        values.update(zip(here.comes, came, strict=True))
+        values.update((n, values[n].clone()) for n in here.fresh)
+        if number not in self._steps:
+            self._steps[number] = self._prepared(here, self.bounds[number : number + 2])
+        values.run(self._steps[number])
+        if number + 1 == len(self.stages):
+            return mapped(self.graph.result, values.resolve, Ref)
+        return tuple(values[n].view_as(values[n]) if n in here.comes else values[n] for n in here.goes)
+
+    @functools.cached_property
+    def _inputs(self) -> list[int]:
+        return [value.number for value in self.graph.values if value.kind == "input"]
+
+    def _prepared(self, stage: Stage, _bounds: Sequence[int]) -> list[Step]:
+        """The steps of a stage."""
+        found, last = list[Step](), dict[int, int]()
+        last |= {number: item.first for item in stage.items for number in item.reads}
+        last |= dict.fromkeys((*stage.goes, *stage.result), len(self.graph.nodes))
+        for item in stage.items:
+            if item.frame is None:
+                node = self.graph.nodes[item.first]
+                found.append(operator(node, replayed(node, self.graph, self.written)))
+            else:
+                found.append(call_of(item.frame, self.graph, item.renames))
+            found[-1].drops = [n for n in {*item.reads, *item.makes} if last.get(n, -1) < item.last]
+        return found
+
+    def sends_unused(self, number: int) -> bool:
+        """Whether a stage sends what may have no gradient."""
+        values = self.graph.values
+        return any(values[n].differentiable and n not in self.surely_used for n in self.stages[number].goes)
+
     def __str__(self) -> str:
         """A table: what each stage runs, and what it sends for the rows of the sample."""
         graph = self.graph
@@ -580,10 +628,11 @@ class StageProgram:
     @functools.cached_property
     def digest(self) -> str:
         """What all ranks must have alike, as a short text."""
-        graph = self.graph
         flat = [
-            (node.name, [graph.values[n].shape for n in node.outputs if n is not None])
-            for node in graph.nodes
+            (node.name, [self._told(n) for n in node.outputs if n is not None]) for node in self.graph.nodes
         ]
         told = repr((flat, [(stage.comes, stage.goes) for stage in self.stages]))
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+
+    def _told(self, number: int) -> Any:
+        return self.graph.values[number].shape, self.graph.values[number].dtype

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from unisono.parallel.costs.collectives import Link
 from unisono.parallel.mesh import groups_along, unique_names
-from unisono.parallel.tensor_moves import refuse_second_gradient
+from unisono.parallel.tensor_moves import exchanged
 from unisono.torch_internals.dtensor import all_to_all
 from unisono.torch_internals.fake import OperatorMode
 from unisono.torch_internals.group_use import ranks_of
@@ -106,28 +106,20 @@ def move(
     """The same for a rank's part of a value of this shape."""
     if start == goal and not (local.requires_grad and torch.is_grad_enabled()):
         return local
-    result: Tensor = _Redistribution.apply(local, tuple(shape), start, goal, contributed, where)
-    return result
+    sizes = tuple(shape)
+
+    def run(local: Tensor) -> Tensor:
+        return _redistributed(local, sizes, start, goal, where)
+
+    def back(grad: Tensor) -> Tensor:
+        return _redistributed(grad, sizes, contributed, _back(start), f"{where}, backward")
+
+    return exchanged(local, run, back)
 
 
 def _back(layout: Layout) -> Layout:
     """The layout of a value's gradient: all contributions to a partial sum have the same one."""
     return tuple(WHOLE if isinstance(each, Partial) else each for each in layout)
-
-
-class _Redistribution(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, local: Tensor, shape: tuple[int, ...], start: Layout, goal: Layout, contributed: Layout,
-        where: str,
-    ) -> Tensor:  # fmt: skip
-        ctx.back = shape, contributed, _back(start), f"{where}, backward"
-        return _redistributed(local, shape, start, goal, where)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        refuse_second_gradient()
-        return _redistributed(grad, *ctx.back), None, None, None, None, None
 
 
 def _redistributed(local: Tensor, shape: tuple[int, ...], start: Layout, goal: Layout, where: str) -> Tensor:

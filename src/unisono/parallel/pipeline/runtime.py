@@ -1,4 +1,8 @@
-"""Runs the actions of one rank: forward, backward, and the messages between stages."""
+"""Runs the actions of one rank: forward, backward, and the messages between stages.
+
+Shapes of a message are sent before the first one of a kind; then they are known. A sender does not wait. A
+message is a tuple of tensors; tag 2 * stage is activations, tag 2 * stage + 1 gradients.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
@@ -19,15 +24,15 @@ from unisono.parallel.sharded_parameters import reshard
 from unisono.torch_internals import training
 from unisono.torch_internals.group_use import within
 
-from .p2p_communication import PipelineCommunicator, TensorSpec
 from .schedule import Action, Schedule, Span, StageMessage
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from unisono.parallel.context.runtime import ContextModel
+    from unisono.parallel.graph.stage_program import StageProgram
     from unisono.parallel.loss_check import LossParameters
     from unisono.parallel.mesh import PlanMesh
+    from unisono.parallel.programs import ModelPrograms
     from unisono.parallel.sharded_parameters import DataAxis
 
 
@@ -107,7 +112,7 @@ class PipelineRuntime:
     Attributes:
         interrupted: the last run ended with an error.
         loss_parameters: what a loss may not take; None: that was checked.
-        context: runs the model with its loss on a part of each sequence; None: sequences are whole.
+        programs: what runs in place of the model's forward, or of its stages; None: they run themselves.
         runs_twice: a module runs its program twice, so that parameters are used more than once.
     """
 
@@ -119,7 +124,7 @@ class PipelineRuntime:
         self._device = torch.device(mesh.axes.device_type)
         self.interrupted = self._stale = self.runs_twice = False
         self.loss_parameters: LossParameters | None = None
-        self.context: ContextModel | None = None
+        self.programs: ModelPrograms | None = None
         self._join_once: dict[Hashable, bool] = {}  # whether the weights of a stage do, by what it runs
         self._messages = PipelineCommunicator(mesh.group("pipeline"), self._device)
 
@@ -197,7 +202,7 @@ class PipelineRuntime:
             return
         source = self._mesh.peer(step.schedule.rank_of[message.stage])
         if message.kind == "F":
-            shape = self._key(step, action.micro)
+            shape = self._key(step.step_input, action.micro)
             step.received[message] = self._messages.recv(message, source, shape)
         else:
             outputs = [t for t in step.forward_records[action.stage, action.micro].outputs if t.requires_grad]
@@ -219,7 +224,7 @@ class PipelineRuntime:
                     t.detach().requires_grad_(t.requires_grad) for t in record.outputs
                 )
             else:
-                shape = self._key(step, action.micro)
+                shape = self._key(step.step_input, action.micro)
                 self._messages.send(message, record.outputs, self._mesh.peer(rank), shape)
             return
         wanted = [t for t in record.inputs if t.requires_grad]
@@ -238,22 +243,22 @@ class PipelineRuntime:
 
     def _forward(self, step: _StepState, action: Action) -> None:
         _, stage, micro = action
-        given, recorded = step.step_input, None
+        given, program = step.step_input, self._program(step.step_input, micro)
         inputs, targets = given.micros[micro]
         activations = () if stage == 0 else step.received.pop(StageMessage("F", stage - 1, micro))
-        if self.context is not None:
-            recorded = given.recorded_loss(micro)
-            output = self.context.forward(self._root, stage, activations, (inputs, targets), recorded)
+        recorded = program is not None and program.ends_with_loss
+        if program is not None:
+            output = program.forward(self._root, stage, activations, inputs, targets)
         else:
             output = call(self._root, inputs) if self._single else self._root(stage, activations, inputs)  # type: ignore[operator]
         if stage + 1 < step.schedule.stages:
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
         else:
             weight = given.weights[micro]
-            output = output if recorded is not None else self._output(output)
-            parameters = self.loss_parameters if torch.is_grad_enabled() and self.context is None else None
+            output = output if recorded else self._output(output)
+            parameters = self.loss_parameters if torch.is_grad_enabled() else None
             begun = 0 if parameters is None else parameters.begin()
-            if recorded is not None:  # the program ends with the loss
+            if recorded:
                 loss, count = given.checked(output)
             else:
                 loss, count = given.counted(output, targets) if weight else (_nothing(output), 0.0)
@@ -284,10 +289,8 @@ class PipelineRuntime:
 
     def _sends_unused(self, step: _StepState, stage: int, micro: int) -> bool:
         """Whether gradients of what a stage sends come with flags: zeros stand for those that are None."""
-        stages: Any = self._root
-        if self._single or self.context is not None:
-            return False
-        return next(iter(stages.stages.values())).sends_unused(stage, step.step_input.micros[micro][0])  # type: ignore[no-any-return]
+        program = self._program(step.step_input, micro)
+        return program is not None and program.sends_unused(stage)
 
     def _backward(self, step: _StepState, action: Action) -> None:
         record, outputs, grads = self._arrived(step, action)
@@ -321,7 +324,7 @@ class PipelineRuntime:
     def _in_two_passes(
         self, step: _StepState, action: Action, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> bool:
-        key = action.stage, self._key(step, action.micro), len(outputs), len(inputs)
+        key = action.stage, self._key(step.step_input, action.micro), len(outputs), len(inputs)
         if key not in self._join_once:
             self._join_once[key] = _weights_join_once(outputs, inputs)
         return self._join_once[key]
@@ -336,14 +339,18 @@ class PipelineRuntime:
             torch.autograd.backward(outputs, record.grads, inputs=trained or None)
         self._units.after_weights()
 
-    def _key(self, step: _StepState, micro: int) -> Hashable:
+    def _key(self, given: StepInput, micro: int) -> Hashable:
         """What determines the shapes of all messages."""
-        root: Any = self._root
-        inputs, targets = step.step_input.micros[micro]
-        if self.context is not None:
-            return self.context.digest(inputs, targets, step.step_input.recorded_loss(micro))
-        shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors_in(inputs))
-        return shapes, next(iter(root.stages.values())).program_of(inputs)
+        program = self._program(given, micro)
+        if program is not None:
+            return program.digest
+        return tuple((tuple(t.shape), t.dtype) for t in tensors_in(given.micros[micro][0]))
+
+    def _program(self, given: StepInput, micro: int) -> StageProgram | None:
+        """What runs; None: the model, or its pieces."""
+        if self.programs is None:
+            return None
+        return self.programs.of(*given.micros[micro], given.recorded_loss(micro))
 
     def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
         root: Any = self._root
@@ -429,3 +436,126 @@ def _children_first(roots: Sequence[Any]) -> list[Any]:
             waiting.append((node, True))
             waiting += [(child, False) for child in _children(node) if child not in found]
     return list(found)
+
+
+# ---- messages ----
+
+
+TYPES = (
+    torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16,
+    torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+TENSORS, DIMS = 64, 8  # the most that a header can hold
+
+
+class TensorSpec(NamedTuple):
+    """The shape and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+class PipelineCommunicator:
+    """The messages of one rank with the other ranks of its pipeline."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._known: dict[Hashable, tuple[TensorSpec, ...]] = {}
+        self._sent: list[tuple[dist.Work, Tensor]] = []
+
+    def send(self, message: StageMessage, tensors: Sequence[Tensor], to: int, shape: Hashable) -> None:
+        """Send activations. `shape`: the key of their shapes, equal at both ends.
+
+        Raises:
+            ValueError: equal inputs gave other shapes than before, or a message has too many tensors.
+        """
+        specs = tuple(TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
+        key = _kind(message, shape)
+        if key not in self._known:
+            self._known[key] = specs
+            self._post(_header(specs, self._device), to, message)
+        elif self._known[key] != specs:
+            raise ValueError(
+                f"stage {message.stage} returned {specs} where it returned {self._known[key]} for inputs "
+                "of the same shapes; a stage's shapes must follow from those of its inputs"
+            )
+        self.send_known(message, tensors, to)
+
+    def recv(self, message: StageMessage, source: int, shape: Hashable) -> tuple[Tensor, ...]:
+        """Receive activations; those that gradients go back to require them."""
+        key = _kind(message, shape)
+        if key not in self._known:
+            header = torch.empty(1 + TENSORS * (3 + DIMS), dtype=torch.int64, device=self._device)
+            dist.recv(header, source, group=self._group, tag=_tag(message))
+            self._known[key] = _read(header)
+        specs = self._known[key]
+        tensors = self.recv_known(message, specs, source)
+        return tuple(t.requires_grad_(spec.requires_grad) for t, spec in zip(tensors, specs, strict=True))
+
+    def send_known(self, message: StageMessage, tensors: Sequence[Tensor], to: int) -> None:
+        """Send tensors whose shapes the receiver knows."""
+        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        for tensor in tensors:
+            self._post(_real(tensor.detach().resolve_conj().contiguous()), to, message)
+
+    def recv_known(
+        self, message: StageMessage, specs: Sequence[TensorSpec], source: int
+    ) -> tuple[Tensor, ...]:
+        """Receive tensors of known shapes."""
+        tensors = tuple(torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in specs)
+        for tensor in tensors:
+            dist.recv(_real(tensor), source, group=self._group, tag=_tag(message))
+        return tensors
+
+    def expect(self, message: StageMessage, shape: Hashable, specs: tuple[TensorSpec, ...]) -> None:
+        """Know the shapes of activations, which are not sent then."""
+        self._known[_kind(message, shape)] = specs
+
+    def forget(self) -> None:
+        """Tell shapes anew. Both ends call this between two steps."""
+        self._known.clear()
+
+    def finish(self) -> None:
+        """Wait until all sends are complete."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
+
+    def _post(self, tensor: Tensor, to: int, message: StageMessage) -> None:
+        work = dist.isend(tensor, to, group=self._group, tag=_tag(message))
+        assert work is not None
+        self._sent.append((work, tensor))
+
+
+def _kind(message: StageMessage, shape: Hashable) -> Hashable:
+    """What equal shapes belong to."""
+    return message.kind, message.stage, shape, torch.is_grad_enabled()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The memory of a complex tensor as real numbers, which every backend sends."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _tag(message: StageMessage) -> int:
+    return 2 * message.stage + (message.kind == "B")
+
+
+def _header(specs: tuple[TensorSpec, ...], device: torch.device) -> Tensor:
+    if len(specs) > TENSORS or any(len(spec.shape) > DIMS for spec in specs):
+        raise ValueError(
+            f"a stage may return up to {TENSORS} tensors of up to {DIMS} dimensions, not {specs}"
+        )
+    numbers = [len(specs)]
+    for spec in specs:
+        numbers += [TYPES.index(spec.dtype), int(spec.requires_grad), len(spec.shape), *spec.shape]
+        numbers += [0] * (DIMS - len(spec.shape))
+    numbers += [0] * (1 + TENSORS * (3 + DIMS) - len(numbers))
+    return torch.tensor(numbers, device=device)
+
+
+def _read(header: Tensor) -> tuple[TensorSpec, ...]:
+    numbers = [int(number) for number in header.tolist()]
+    rows = [numbers[1 + i * (3 + DIMS) : 1 + (i + 1) * (3 + DIMS)] for i in range(numbers[0])]
+    return tuple(TensorSpec(tuple(row[3 : 3 + row[2]]), TYPES[row[0]], bool(row[1])) for row in rows)

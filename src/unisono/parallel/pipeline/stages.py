@@ -1,8 +1,7 @@
-"""Stages: the pieces of a model in each one, and the part of the model that this rank keeps."""
+"""Stages: what each one has, pieces or parts of a program, and the part of the model that this rank keeps."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections.abc import Iterable, Sequence
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from unisono.errors import UnfitError
-from unisono.parallel.context.replay import ForwardCall
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, mapped, tensors_in
+from unisono.parallel.graph.executor import ForwardCall
+from unisono.parallel.graph.stage_program import StageProgram, even_cuts
 from unisono.parallel.model_buffers import buffers_kept
 from unisono.parallel.plan import Plan
 from unisono.parallel.structure import ModelStructure, plain_class, run_pieces
@@ -24,9 +24,8 @@ from unisono.torch_internals.training import module_at
 
 
 class PipelineStages(nn.Module):
-    """The stages of one rank. Called with the number of the stage, what comes, and the model's inputs.
-
-    A ForwardCall in place of the inputs runs the stage itself.
+    """The stages of one rank. Called with the number of the stage, what comes, the model's inputs, and what
+    runs the stage on these; nothing: it runs itself.
 
     Args:
         exact: the stage whose floating outputs are cast to f32, because the loss takes them; None: none is.
@@ -37,9 +36,11 @@ class PipelineStages(nn.Module):
         self.stages = nn.ModuleDict({str(stage): module for stage, module in stages.items()})
         self._exact = exact
 
-    def forward(self, stage: int, came: Sequence[Tensor], inputs: Any) -> Any:
+    def forward(
+        self, stage: int, came: Sequence[Tensor], inputs: Any, call: ForwardCall | None = None
+    ) -> Any:
         module = self.stages[str(stage)]
-        output = inputs.run(module, came) if isinstance(inputs, ForwardCall) else module(came, inputs)
+        output = module(came, inputs) if call is None else call.run(module, came, inputs)
         return cast(output, torch.float32) if stage == self._exact else output
 
 
@@ -52,14 +53,6 @@ class PieceStage(nn.Module):
     Raises:
         TypeError: what goes to the next stage is neither a tensor nor a tuple of tensors.
     """
-
-    def program_of(self, _inputs: Any) -> str:
-        """Pieces run one program."""
-        return ""
-
-    def sends_unused(self, _stage: int, _inputs: Any) -> bool:
-        """Pieces take what comes."""
-        return False
 
     def __init__(
         self,
@@ -91,6 +84,79 @@ class PieceStage(nn.Module):
                 "several. Let stages begin elsewhere: Plan(cuts=...)"
             )
         return value
+
+
+class ProgramStage(nn.Module):
+    """What one stage of a program has of the model. The program runs it, see graph/executor.py.
+
+    The first stage also keeps the parameters that no stage needs, for weights and checkpoints.
+
+    Args:
+        first: the program of the sample.
+        model: the user's, cut on the tensor axis if the plan has one.
+    """
+
+    def __init__(self, first: StageProgram, stage: int, model: nn.Module) -> None:
+        super().__init__()
+        here = first.stages[stage]
+        self._where: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
+        self.called = nn.ModuleList(dict.fromkeys(self._where[path] for path in here.calls))
+        self.bare = nn.Module()  # has parameters that operators take, and no module that the stage calls
+        inside = {
+            id(parameter): (module, leaf)
+            for module in self.called.modules()
+            for leaf, parameter in module.named_parameters(recurse=False)
+        }
+        unused = first.unused if stage == 0 else frozenset()
+        named = {name: self._slot(name) for name in sorted(here.parameters | unused)}
+        self._bare = {
+            name: f"p{number}"
+            for number, (name, (owner, leaf)) in enumerate(named.items())
+            if owner is not None and id(owner._parameters[leaf]) not in inside
+        }
+        # where parameters are that a called module has; the one that names a tied one may be in another stage
+        self._inside = {
+            name: inside[id(owner._parameters[leaf])]
+            for name, (owner, leaf) in named.items()
+            if owner is not None and name not in self._bare
+        }
+        self.take_bare()
+
+    def _slot(self, name: str) -> tuple[nn.Module | None, str]:
+        """The module that has a parameter; None: others stand for the one that had it."""
+        path, _, leaf = name.rpartition(".")
+        owner = self._where.get(path)
+        return (owner if owner is not None and owner._parameters.get(leaf) is not None else None), leaf
+
+    @property
+    def owners(self) -> list[nn.Module]:
+        """The modules that have the bare parameters."""
+        return [owner for name in self._bare if (owner := self._slot(name)[0]) is not None]
+
+    def take_bare(self) -> None:
+        """Have the bare parameters as they are now in their modules."""
+        for name, short in self._bare.items():
+            owner, leaf = self._slot(name)
+            assert owner is not None
+            self.bare.register_parameter(short, owner._parameters[leaf])
+
+    def return_bare(self) -> None:
+        """Put what stands for bare parameters now into their modules."""
+        for name, short in self._bare.items():
+            owner, leaf = self._slot(name)
+            assert owner is not None
+            owner._parameters[leaf] = self.bare._parameters[short]
+
+    def module(self, path: str) -> nn.Module:
+        """The module of a path."""
+        return self._where[path]
+
+    def held(self, name: str) -> Any:
+        """A parameter or buffer as it is now."""
+        if name in self._bare:
+            return getattr(self.bare, self._bare[name])
+        path, _, leaf = name.rpartition(".")
+        return getattr(*self._inside.get(name, (self._where.get(path), leaf)))
 
 
 def stages_of(structure: ModelStructure, starts: Sequence[int], model: nn.Module) -> list[PieceStage]:
@@ -195,24 +261,13 @@ def balance(costs: Sequence[float], stages: int, slow: Sequence[float] = ()) -> 
     slow = slow or (1.0,) * stages
     if len(costs) < stages:
         raise UnfitError(f"the model has {len(costs)} pieces, too few for {stages} stages")
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
+    sums = [0.0, *itertools.accumulate(costs)]
 
-    @functools.cache
-    def best(first: int, left: int) -> tuple[float, float, tuple[int, ...]]:
-        """(largest cost, sum of squares, cuts) of pieces from `first` in `left` stages."""
-        if left == 1:
-            cost = (sums[-1] - sums[first]) * slow[-1]
-            return cost, cost * cost, ()
-        found = []
-        for cut in range(first + 1, len(costs) - left + 2):
-            cost = (sums[cut] - sums[first]) * slow[stages - left]
-            largest, squares, cuts = best(cut, left - 1)
-            found.append((max(cost, largest), squares + cost * cost, (cut, *cuts)))
-        return min(found)
+    def cost(first: int, stop: int, stage: int) -> tuple[float, float]:
+        found = (sums[stop] - sums[first]) * slow[stage]
+        return found, found * found  # the sum of squares
 
-    return best(0, stages)[2]
+    return even_cuts(len(costs), stages, cost)
 
 
 def measure_costs(structure: ModelStructure, inputs: Any, rounds: int = 3) -> list[float]:

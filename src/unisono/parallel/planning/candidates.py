@@ -20,8 +20,9 @@ from unisono.parallel.plan import Plan
 from unisono.planner.search import beside, divisors
 
 if TYPE_CHECKING:
+    from unisono.parallel.costs.task import TrainingTask
+
     from .machine import JobMachine
-    from .task import TrainingTask
 
 __all__ = [
     "OPTIONAL",

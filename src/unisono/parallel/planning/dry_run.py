@@ -6,8 +6,9 @@ is one rank of a job of PyTorch's fake process group, whose collectives send not
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,14 +19,13 @@ from torch import Tensor, nn
 from unisono.engine.environment import env
 from unisono.errors import UnfitError
 from unisono.parallel.arguments import check_model
-from unisono.parallel.batches import micro_batches, rows_of, sizes
+from unisono.parallel.batches import micro_batches, sizes
 from unisono.parallel.explained_errors import is_ours
 from unisono.parallel.gradients import TiedParameter, add_up, local, squared_norm, sums_of
-from unisono.parallel.graph.capture import CaptureError, Recorder
+from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.noted_call import gpu_attention
 from unisono.parallel.graph.shapes import Shapes, may_be_packed, single_texts
-from unisono.parallel.graph.stage_program import StageProgram, choose_starts
 from unisono.parallel.materialize import Initializer
 from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.optimizers import (
@@ -38,12 +38,11 @@ from unisono.parallel.optimizers import (
     steps_parts,
 )
 from unisono.parallel.outer_optimizer import OuterOptimizer
-from unisono.parallel.pipeline.p2p_communication import TensorSpec
-from unisono.parallel.pipeline.program_stage import ProgramStage
-from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput
-from unisono.parallel.pipeline.schedule import Action, Schedule, schedule
+from unisono.parallel.pipeline.runtime import PipelineRuntime, StepInput, TensorSpec
+from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage, schedule
 from unisono.parallel.pipeline.stages import (
     PipelineStages,
+    ProgramStage,
     balance,
     check_no_cuts,
     check_starts,
@@ -52,6 +51,7 @@ from unisono.parallel.pipeline.stages import (
 )
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import kept_in_f32
+from unisono.parallel.programs import ModelPrograms, RecordedPrograms
 from unisono.parallel.replicated_parameters import ReplicatedParameters, like
 from unisono.parallel.sharded_parameters import TYPES, DataAxis, shard_units
 from unisono.parallel.structure import identity
@@ -61,15 +61,14 @@ from unisono.torch_internals.dtensor import handle_parts
 from unisono.torch_internals.fake import READ, is_about_data
 from unisono.torch_internals.lone_rank import lone_rank
 
-from .dry_axes import DryContext, spread_by_chance
-from .dry_replicas import DryCompression, DrySwap
+from .dry_axes import DryCompression, DrySwap, refuse_axes, spread_by_chance
 from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, StorageWatch, allowed, kernel_memory
 
 if TYPE_CHECKING:
+    from unisono.parallel.costs.task import TrainingTask
     from unisono.parallel.experts.axis import ExpertAxis
+    from unisono.parallel.graph.stage_program import StageProgram
     from unisono.parallel.structure import ModelStructure
-
-    from .task import TrainingTask
 
 __all__ = ["DryRun"]
 
@@ -129,40 +128,49 @@ class DryRun:
         experts = spread_by_chance(model, mesh)
         in_pieces = bool(structure.pieces) and plan.context == 1
         single = plan.context == 1 and not may_be_packed(task.inputs_of(task.sample))  # else with masks
-        programs, sums = None, list[TiedParameter]()
-        if plan.pipeline > 1 and not in_pieces:
-            check_no_cuts(plan, task.model)
-            with single_texts(single):
-                programs = _DryPrograms(self, shapes)
-        elif plan.pipeline > 1:
+        if plan.context > 1:
+            refuse_axes(plan, "context", beside=("tensor", "pipeline"))
+        recorded, sums = None, list[TiedParameter]()
+        if plan.pipeline > 1 and in_pieces:
             structure.output = identity  # the last piece returns what the loss takes
+        elif plan.pipeline > 1 or plan.context > 1:
+            recorded = self._recorded(model, structure, mesh, shapes)
+        first = None if recorded is None else recorded.first
         if plan.tensor > 1:
             cut = task.cut(
                 plan.tensor,
                 self._micro_rows,
                 sequence=plan.sequence,
                 in_pieces=plan.pipeline > 1 and in_pieces,
-                opened=frozenset() if programs is None else programs.first.open,
+                opened=frozenset() if first is None else first.open,
                 single=single,
             )
             with shapes.mode:
                 regathers = plan.sequence and not plan.recompute
                 cut_model(model, cut, mesh.part("tensor"), regathers=regathers, draws=False)
             sums = sums_of(cut, {path: path for path, _ in model.named_parameters()}, mesh)
-        context = None
-        if plan.context > 1:
-            context = DryContext(model, structure.output, mesh)
-        stages = self._stages(model, structure, programs)
-        with self._low(model, shapes):
-            specs = self._boundaries(stages, shapes)
+        programs, stages = ModelPrograms(recorded), self._stages(model, structure, first)
+        specs = self._boundaries(stages, shapes, programs)
         root = model
         if plan.pipeline > 1:
             exact = plan.stages - 1 if plan.low else None
             here = [stage for stage, there in enumerate(self._schedule(1).rank_of) if there == mesh.stage]
             root = PipelineStages({stage: stages[stage] for stage in here}, exact)
-        own = _RankModel(mesh, shapes, root, structure, names, specs, sums, experts, context)
+        own = _RankModel(mesh, shapes, root, structure, names, specs, sums, experts, programs)
         with single_texts(single):
             return _DryStep(self, own).peak()
+
+    def _recorded(
+        self, model: nn.Module, structure: ModelStructure, mesh: PlanMesh, shapes: Shapes
+    ) -> RecordedPrograms:
+        """The programs that run. The last rank of a context group has as much in memory as any other."""
+        if self.plan.pipeline > 1:
+            check_no_cuts(self.plan, self.task.model)
+        sample = self.task.blank_batch(self.sizes[0], shapes)[0]
+        recorded = RecordedPrograms(model, mesh, structure.output, sample)
+        if recorded.axis is not None:
+            recorded.axis.ranks = replace(recorded.axis.ranks, rank=self.plan.context - 1)
+        return recorded
 
     def _schedule(self, micro_batches: int) -> Schedule:
         return schedule(self.plan.schedule, self.plan.pipeline, micro_batches, self.plan.chunks)
@@ -182,28 +190,34 @@ class DryRun:
             for value, data in before:
                 value.data = data
 
-    def _stages(
-        self, model: nn.Module, structure: ModelStructure, programs: _DryPrograms | None
-    ) -> list[Any]:
+    def _stages(self, model: nn.Module, structure: ModelStructure, first: StageProgram | None) -> list[Any]:
         plan = self.plan
         if plan.pipeline == 1:
             return []
-        if programs is not None:
-            return [ProgramStage(programs, stage, model) for stage in range(plan.stages)]  # type: ignore[arg-type]
+        if first is not None:
+            return [ProgramStage(first, stage, model) for stage in range(plan.stages)]
         cuts = plan.cuts or balance(counted_costs(structure.pieces), plan.stages)  # as without a sample
         check_starts(cuts, len(structure.pieces))
         return stages_of(structure, cuts, model)
 
-    def _boundaries(self, stages: list[Any], shapes: Shapes) -> dict[tuple[int, int], Specs]:
+    def _boundaries(
+        self, stages: list[Any], shapes: Shapes, programs: ModelPrograms
+    ) -> dict[tuple[int, int], Specs]:
         """What each stage but the last sends of a micro-batch of so many rows: shapes, in their order."""
         found: dict[tuple[int, int], Specs] = {}
-        for rows in dict.fromkeys(self.sizes) if stages else ():
-            whole = self.task.blank_batch(rows, shapes)[0]
+        batches = {rows: self.task.blank_batch(rows, shapes) for rows in self.sizes} if stages else {}
+        if stages:
+            programs.note(shapes.model, batches[self.sizes[0]][0])
+            programs.confirm(batches.values(), None)
+        for rows, (whole, _) in batches.items():
             inputs = cast(whole, _low(self.plan))  # any stage may take them
             value: tuple[Tensor, ...] = ()
-            with shapes.mode:
+            with self._low(shapes.model, shapes), shapes.mode:
                 for number, stage in enumerate(stages[:-1]):
-                    output = stage(value, inputs)
+                    if programs.first is None:
+                        output = stage(value, inputs)
+                    else:
+                        output = programs.of(inputs).run(number, stage, value, inputs)
                     output = tuple(output) if isinstance(output, (tuple, list)) else (output,)
                     specs = (TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in output)
                     found[number, rows] = tuple(specs)
@@ -215,68 +229,24 @@ def _low(plan: Plan) -> torch.dtype | None:
     return TYPES[plan.precision] if plan.low else None
 
 
-class _DryPrograms:
-    """Stands for StagePrograms: a program for each number of rows of a micro-batch."""
-
-    def __init__(self, run: DryRun, shapes: Shapes) -> None:
-        plan, known, starts = run.plan, dict[int, StageProgram](), None
-        for rows in dict.fromkeys(run.sizes):
-            copy = Shapes(shapes.model)
-            inputs = run.task.blank_batch(rows, copy)[0]
-            with run._low(copy.model, copy):  # a model may ask for the type of its parameters
-                graph = Recorder(copy).run(copy.model, cast(inputs, _low(plan)))
-            starts = starts or choose_starts(graph, plan.stages)
-            known[rows] = StageProgram(graph, copy.model, starts)
-        self._known, self.first = known, known[run.sizes[0]]
-
-    def of(self, inputs: Any) -> StageProgram:
-        """The program of these inputs."""
-        return self._known[rows_of([inputs])]
-
-
 Specs = tuple[TensorSpec, ...]
-
-
-class _Messages:
-    """Messages that arrive at once. What was sent is kept until the next one is.
-
-    Args:
-        specs: what a stage sends of a micro-batch of so many rows.    sizes: rows of each micro-batch.
-    """
-
-    def __init__(self, specs: dict[tuple[int, int], Specs], sizes: list[int], device_type: str) -> None:
-        self._specs, self._sizes, self._device_type = specs, sizes, device_type
-        self._sent: list[Tensor] = []
-
-    def recv(self, message: Any, _source: int, _shape: Hashable) -> tuple[Tensor, ...]:
-        """Activations."""
-        specs = self._specs[message.stage, self._sizes[message.micro]]
-        made = self.recv_known(message, specs, 0)
-        return tuple(t.requires_grad_(spec.requires_grad) for t, spec in zip(made, specs, strict=True))
-
-    def recv_known(self, _message: Any, specs: Any, _source: int) -> tuple[Tensor, ...]:
-        """Tensors of known shapes."""
-        return tuple(torch.empty(each.shape, dtype=each.dtype, device=self._device_type) for each in specs)
-
-    def send(self, message: Any, tensors: Sequence[Tensor], to: int, _shape: Hashable) -> None:
-        """Activations."""
-        self.send_known(message, tensors, to)
-
-    def send_known(self, _message: Any, tensors: Sequence[Tensor], _to: int) -> None:
-        """Tensors of known shapes."""
-        self._sent = [tensor.detach().contiguous() for tensor in tensors]
-
-    def finish(self) -> None:
-        """All have arrived."""
-        self._sent.clear()
 
 
 class _DryRuntime(PipelineRuntime):
     """The runtime of a run, whose phases a watch is told."""
 
-    def __init__(self, units: Any, mesh: Any, output: Any, messages: _Messages, watch: StorageWatch) -> None:
+    def __init__(
+        self, units: Any, mesh: PlanMesh, output: Any, programs: ModelPrograms, watch: StorageWatch
+    ) -> None:
         super().__init__(units, mesh, output, single=mesh.plan.pipeline == 1)
-        self._messages, self._watch = messages, watch  # type: ignore[assignment]
+        self._watch = watch
+        self.programs = None if programs.recorded is None else programs
+
+    def expect(self, work: StepInput, specs: dict[tuple[int, int], Specs], sizes: Sequence[int]) -> None:
+        """Know what each stage sends of a micro-batch of so many rows: no stage tells."""
+        for (stage, rows), each in specs.items():
+            for micro in (micro for micro, size in enumerate(sizes) if size == rows):
+                self._messages.expect(StageMessage("F", stage, micro), self._key(work, micro), each)
 
     def _forward(self, step: Any, action: Action) -> None:
         self._watch.phase, self._watch.cause = "forward", "activations"
@@ -314,7 +284,7 @@ class _RankModel(NamedTuple):
         specs: what a stage sends of a micro-batch of so many rows.
         sums: whole parameters whose gradients the ranks of the tensor axis add up.
         experts: layers whose parameters fewer ranks hold; None: there is no such axis.
-        context: runs the model on a part of each sequence; None: sequences are whole.
+        programs: what runs in place of the model's forward.
     """
 
     mesh: PlanMesh
@@ -325,7 +295,7 @@ class _RankModel(NamedTuple):
     specs: dict[tuple[int, int], Specs]
     sums: list[TiedParameter]
     experts: ExpertAxis | None
-    context: DryContext | None
+    programs: ModelPrograms
 
 
 class _DryStep:
@@ -341,7 +311,6 @@ class _DryStep:
         self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=not self._real))
         self._account = MemoryTracker(CachingAllocator(limit) if self._on_gpu else None, self._watch.place)
         self._watch.account = self._account
-        self._messages = _Messages(here.specs, run.sizes, device)
         self._followed = set[Tensor]()
 
     def peak(self) -> MemoryPeak:
@@ -353,13 +322,14 @@ class _DryStep:
             trained = {name: v for name, v in self._root.named_parameters() if v.requires_grad}
             optimizers = self._optimizers(units, trained)
             meetings = self._meetings(trained)
-        task, run, context = self._task, self._run, self._here.context
+        task, run, programs = self._task, self._run, self._here.programs
         batch = task.blank_batch(run.rows, self._shapes)
         micros = micro_batches(batch, run.parts)[: len(run.sizes)]
-        if context is not None:
+        if (axis := programs.axis) is not None:
             calls = self._plan.recompute or not isinstance(units, ReplicatedParameters)
-            context.follow(self._here.structure.units if calls else [], None)
-            context.confirm(micros, task.counted_loss)
+            axis.follow(self._root, self._here.structure.units if calls else [])
+            programs.note(self._root, None)
+            programs.confirm(micros, task.counted_loss)
         with self._running():
             self._account.forget_peak()
             with self._watch.labelled("inputs"):
@@ -386,9 +356,9 @@ class _DryStep:
         plan = self._plan
         weights = [1.0 / len(micros)] * len(micros)
         work = StepInput(micros, weights, self._task.counted_loss, float(plan.data), counts=self._task.counts)
-        output = self._here.structure.output
-        runtime = _DryRuntime(units, self._mesh, output, self._messages, self._watch)
-        runtime.context = self._here.context
+        here = self._here
+        runtime = _DryRuntime(units, self._mesh, here.structure.output, here.programs, self._watch)
+        runtime.expect(work, here.specs, self._run.sizes)
         runtime.run(schedule(plan.schedule, plan.pipeline, len(micros), plan.chunks), work)
 
     def _update(self, units: DataAxis, optimizers: list[Any], trained: dict[str, nn.Parameter]) -> None:
@@ -475,14 +445,14 @@ class _DryStep:
 
     def _optimizers(self, units: DataAxis, trained: dict[str, nn.Parameter]) -> list[Any]:
         """Make the optimizers, and their state."""
-        watch, cut = self._watch, has_cut_parameters(trained.values())
-        if not trained:
+        watch, cut, make = self._watch, has_cut_parameters(trained.values()), self._task.optimizer
+        if not trained or make is None:
             return []
         if cut:
             handle_parts()
         with watch.labelled("moments"), watch.reading(READ):
             given = Parameters(trained)
-            made = self._task.optimizer(given)  # some make their state at once
+            made = make(given)  # some make their state at once
             optimizers = optimizers_of(made, given, swap=isinstance(units, DrySwap))
             for value in trained.values() if not isinstance(units, DrySwap) else ():
                 mine = local(value.detach())

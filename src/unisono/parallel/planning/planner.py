@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +14,9 @@ from torch import nn
 from unisono.parallel.arguments import check_arguments
 from unisono.parallel.batches import cut_rows, rows_of
 from unisono.parallel.costs.forecast import StepForecast
+from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import mapped
-from unisono.parallel.loss_check import UnchangedLoss
 from unisono.parallel.loss_weights import check_weigh
 from unisono.parallel.optimizers import Optimizer
 from unisono.parallel.plan import Plan
@@ -28,7 +28,6 @@ from .candidates import values
 from .choice import ModelChoice
 from .machine import MOST_RANKS, JobHost, JobMachine, bytes_of, hosts_of, machine_of, measure
 from .search import PlanSearch
-from .task import TrainingTask
 
 __all__ = ["plan", "resolved"]
 
@@ -89,21 +88,19 @@ def plan(
     places, limit = hosts_of(hosts, ranks), bytes_of(memory)
     _check_sample(sample, loss, weigh)
     rows = batch if batch is not None else rows_of(sample)
-    kept = None if loss is None else UnchangedLoss(loss)
-    task = TrainingTask(model, sample, rows, optimizer, kept, pieces, counts=weigh == "counted")
+    task = TrainingTask(model, sample, rows, optimizer, loss, pieces, counts=weigh == "counted")
     types = values(given, "precision", ("f32",)) if price is None else [price.precision]
     machine = _machine(task, limit, places, ranks, types)
     try:
         return _with_inputs(on_rank_0(lambda: _chosen(task, machine, price, given, trial)), task)
     finally:
-        if kept is not None:
-            kept.restore()
+        task.restore()
 
 
 def _with_inputs(choice: ModelChoice, task: TrainingTask) -> ModelChoice:
     """The choice with inputs of a micro-batch, or of all rows of the sample if these are fewer."""
     rows = task.batch // choice.plan.data // choice.plan.micro_batches
-    return choice._replace(inputs=cut_rows(task.inputs_of(task.sample), 0, max(1, rows)))
+    return replace(choice, inputs=cut_rows(task.inputs_of(task.sample), 0, max(1, rows)))
 
 
 def _machine(

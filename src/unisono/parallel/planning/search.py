@@ -13,24 +13,25 @@ from typing import Any, NamedTuple, TypeVar
 from unisono.engine.costs.machine import recall
 from unisono.engine.environment import env
 from unisono.errors import UnfitError
+from unisono.networks.quantities import readable_size
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.costs.host_prices import links_of
 from unisono.parallel.costs.predictor import StepPredictor
+from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.experts.layers import expert_layers
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM
+from unisono.planner.choice import RefusedPlan, nearest_first
 from unisono.planner.planner import NoPlanFitsError
-from unisono.planner.readable import readable_size
 from unisono.planner.search import best_first, divisors
 from unisono.torch_internals.fake import is_about_data
 
 from .candidates import RECOMPUTE, ROWS, StageCuts, changes, neighbours, plans
-from .choice import ModelChoice, PlanForecast, RefusedPlan, refusal
+from .choice import ModelChoice, PlanForecast, refusal
 from .dry_run import DryRun
 from .machine import JobMachine
 from .memory_account import MemoryPeak
-from .task import TrainingTask
 
 __all__ = ["NoPlanFitsError", "PlanSearch"]
 
@@ -144,8 +145,8 @@ class PlanSearch:
     ) -> ModelChoice:
         task = self._task
         return ModelChoice(
-            type(task.model).__name__, task.parameters, task.batch, chosen, others, refused, candidates,
-            len(self._known), self._predictor.source, self._predictor.collectives(chosen.plan),
+            chosen, self._predictor.collectives(chosen.plan), others, refused, candidates,
+            type(task.model).__name__, task.parameters, task.batch, len(self._known), self._predictor.source,
             links_of(self._machine.hardware, recall(env.read()).source), _batch_norm_rows(task, chosen.plan),
         )  # fmt: skip
 
@@ -280,9 +281,7 @@ class PlanSearch:
                 found.append(RefusedPlan(change, self._why(staged), missing, more, ""))
             else:
                 found.append(refusal(chosen, plan, time, other))
-        return sorted(
-            found, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s or 0.0)
-        )
+        return nearest_first(found)
 
     def _missing(self, plan: Plan) -> int:
         """Bytes that a plan without a forecast has too many; 0: it fits, or has no dry run either."""

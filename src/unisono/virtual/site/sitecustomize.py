@@ -21,15 +21,8 @@ def _hidden() -> None:
         found.loader.exec_module(importlib.util.module_from_spec(found))
 
 
-def _start() -> None:
-    try:
-        from unisono.virtual.startup import enable_from_environment
-
-        enable_from_environment()
-    except Exception as error:  # a traceback of `site` would hide the reason
-        sys.exit(f"unisono: {error}")
-
-
 if os.environ.get("UNISONO_VIRTUAL_GPUS"):
-    _start()
+    from unisono.virtual.startup import enable_at_start
+
+    enable_at_start()
 _hidden()

@@ -1,0 +1,136 @@
+"""The tensor axis within a program on positions: it is the program of one of the tensor axis' ranks.
+
+Parameters are this rank's parts, and sizes that the program has written down are changed. What is moved
+between ranks of the tensor axis is noted as one operator, on this rank's positions:
+
+    column:   enter -> addmm of a part of the features -> ... attention of some heads ... -> row: addmm -> sum
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from unisono.parallel import tensor_moves
+from unisono.parallel.graph.local_model import narrow_
+from unisono.parallel.graph.noted_call import NotedOp, noted_call
+from unisono.parallel.tensor_moves import TensorAxis
+from unisono.parallel.tensor_parallel import LocalForward, leaves_of, part_of, run_locally, share
+
+if TYPE_CHECKING:
+    from unisono.parallel.graph.capture import Recorder, Shapes
+    from unisono.parallel.graph.cut import Cut, ModuleMove
+    from unisono.parallel.graph.executor import RunningModel
+
+__all__ = ["CutParts"]
+
+
+class CutParts:
+    """This rank's parts of what a cut shares.
+
+    Args:
+        cut: of the model.
+        axis: its tensor axis.
+    """
+
+    def __init__(self, cut: Cut, axis: TensorAxis) -> None:
+        self.cut, self.axis = cut, axis
+
+    def prepare(self, shapes: Shapes) -> _RecordedCut:
+        """Cut a copy without values."""
+        return _RecordedCut(shapes, self)
+
+    def of(self, model: RunningModel) -> RunningModel:
+        """The model with this rank's parts of its parameters and buffers."""
+
+        def held(name: str) -> Any:
+            value, dim = model.held(name), self.cut.dims.get(name)
+            return value if dim is None else part_of(value, dim, self.axis)
+
+        return SimpleNamespace(module=model.module, held=held)
+
+
+class _RecordedCut:
+    """A cut copy of a model, whose moves and regions a recorder notes."""
+
+    def __init__(self, shapes: Shapes, parts: CutParts) -> None:
+        self._recorder: Recorder | None = None
+        self._open = False
+        model, cut = shapes.model, parts.cut
+        leaves = leaves_of(model, cut)
+        narrow_(shapes, cut)
+
+        def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
+            _RecordedForward(path, module, dims, cut, parts.axis, self)
+
+        run_locally(model, cut, leaves, make)
+
+    def begin(self, recorder: Recorder) -> None:
+        """Note the next run in `recorder`."""
+        self._recorder, self._open = recorder, False
+
+    # ---- as RngRegion, for LocalForward: a region in which ranks draw other numbers ----
+
+    def begin_region(self) -> bool:
+        """A region begins; within one nothing happens, and False returns."""
+        assert self._recorder is not None
+        if self._open:
+            return False
+        self._open = True
+        self._recorder.graph.apart.append((len(self._recorder.graph.nodes), sys.maxsize))
+        return True
+
+    def end_region(self) -> None:
+        """It ends."""
+        assert self._recorder is not None
+        if self._open:
+            graph = self._recorder.graph
+            graph.apart[-1] = graph.apart[-1][0], len(graph.nodes)
+        self._open = False
+
+
+class _RecordedForward(LocalForward):
+    """The forward of a module of the copy."""
+
+    def __init__(
+        self,
+        path: str,
+        module: nn.Module,
+        dims: dict[str, int],
+        cut: Cut,
+        axis: TensorAxis,
+        recorded: _RecordedCut,
+    ) -> None:
+        region: Any = SimpleNamespace(begin=recorded.begin_region, end=recorded.end_region)
+        super().__init__(path, module, dims, cut, axis, region)
+
+    def _part(self, leaf: str, _dim: int) -> Tensor:
+        value: Any = self._module._parameters.get(leaf)
+        found: Tensor = self._module._buffers[leaf] if value is None else value
+        return found
+
+    def _share(self, bias: Tensor) -> Tensor:
+        parts = self._axis.parts
+        op = NotedOp("unisono.share", functools.partial(share, parts=parts))
+        return noted_call(op, (bias,), lambda: bias / parts)  # type: ignore[no-any-return]
+
+    def _move(self, value: Tensor, move: ModuleMove) -> Tensor:
+        kind, dim = move.kind, move.dim % max(value.dim(), 1)
+        if kind == "enter" and not value.requires_grad:
+            return value
+
+        def run(tensor: Tensor, kind: str, dim: int) -> Tensor:
+            return tensor_moves.move(tensor, kind, dim, self._axis, self._label)
+
+        def made() -> Tensor:
+            if kind == "enter":
+                return value.view_as(value)
+            sizes = list(value.shape)
+            sizes[dim] *= self._axis.parts if kind.startswith("gather") else 1
+            return value.new_zeros(sizes) + value.sum()  # with its gradient
+
+        return noted_call(NotedOp("unisono.tensor_move", run), (value, kind, dim), made)  # type: ignore[no-any-return]

@@ -1,0 +1,220 @@
+"""The answer of a search for plans: the chosen one, others, and why not those one step away.
+
+`PlanChoice` is that of a model's numbers, and `unisono.parallel.ModelChoice` that of a recorded model.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from unisono.networks.quantities import readable_size, signed_time
+from unisono.planner.choice_page import ChoicePage, PricedCollective, TradePoint
+
+__all__ = ["Choice", "RefusedPlan", "nearest_first"]
+
+ROUNDING = 1e-9
+"""Seconds; plans that differ by less are as fast."""
+
+
+class RefusedPlan(NamedTuple):
+    """A plan one step away from the chosen one.
+
+    Attributes:
+        change: the fields that differ, such as "zero=1".    problem: why it cannot be run; "" if it can.
+            The bytes and seconds that are known are beside it.
+        excess_bytes: memory above the limit; 0: it fits, or its seconds refuse it already.
+        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit. None: its
+            seconds are not known.
+        cause: the part of the step that grows most, and of a model's numbers its seconds; of a recorded model
+            the part of the memory, if it does not fit.
+    """
+
+    change: str
+    problem: str
+    excess_bytes: int
+    excess_s: float | None
+    cause: Any
+
+
+def nearest_first(refused: Iterable[RefusedPlan]) -> list[RefusedPlan]:
+    """Those that memory refuses first, then the nearest; last those that cannot be run."""
+    return sorted(refused, key=lambda each: (bool(each.problem), not each.excess_bytes, each.excess_s or 0.0))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan, priced, with its reasons. `print` shows it on a screen.
+
+    Attributes:
+        chosen: the plan, its time and its memory, by cause.
+        collectives: of a step on a rank, those that take longest first.
+        next_best: up to five others that fit.  refused: the plans one step away.
+        candidates: the plans that were compared.
+    """
+
+    chosen: Any
+    collectives: list[PricedCollective]
+    next_best: list[Any]
+    refused: list[RefusedPlan]
+    candidates: int
+
+    NAMES: ClassVar[Mapping[str, str]] = {}
+    """Causes as people read them; other causes are as they are called."""
+
+    ALWAYS: ClassVar[frozenset[str]] = frozenset()
+    """Parts of a step that are shown though they take no time."""
+
+    WIDTH: ClassVar[int] = 120
+    """Columns of the text."""
+
+    RECORDED: ClassVar[tuple[str, ...]] = (
+        "seconds",
+        "limit",
+        "memory_bytes",
+        "limit_bytes",
+        "fits",
+        "candidates",
+    )
+    """What is in a record as it is called here."""
+
+    @property
+    def plan(self) -> Any:
+        """The plan."""
+        return self.chosen.plan
+
+    @property
+    def seconds(self) -> float:
+        """A step, as predicted."""
+        return float(self.chosen.time.total)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the fullest rank."""
+        return int(self.chosen.memory_bytes)
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the fullest rank may use; where hosts differ, the one that has least to spare."""
+        return int(self.chosen.limit_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a rank has this memory."""
+        return not self.chosen.excess_bytes
+
+    @property
+    def limit(self) -> str:
+        """The cause that takes the largest share of the step."""
+        return str(max(self.chosen.seconds.items(), key=lambda item: item[1])[0])
+
+    def record(self) -> dict[str, Any]:
+        """All of it as JSON has it; seconds and bytes. docs/planner.md lists the fields."""
+        chosen = self.chosen
+        return {
+            **{name: getattr(self, name) for name in self.RECORDED},
+            "plan": self._fields(chosen.plan),
+            "time": dict(chosen.seconds),
+            "memory": {name: round(value) for name, value in chosen.parts.items()},
+            "collectives": [{**each._asdict(), "nbytes": round(each.nbytes)} for each in self.collectives],
+            "next_best": [
+                {
+                    "plan": self._fields(each.plan),
+                    "seconds": each.time.total,
+                    "memory_bytes": each.memory_bytes,
+                }
+                for each in self.next_best
+            ],
+            "refused": [each._asdict() for each in self.refused],
+        }
+
+    def html(self, plans: Iterable[Any] = ()) -> str:
+        """One page with all of it, which needs no network. `plans`: further points of its picture."""
+        return self.page(plans).html()
+
+    def page(self, plans: Iterable[Any] = ()) -> ChoicePage:
+        """What that page shows."""
+        seconds, names = self.chosen.seconds, self.NAMES
+        points = [self.point(each) for each in (self.chosen, *self.next_best, *plans)]
+        return ChoicePage(
+            title=self._title(),
+            chosen=points[0],
+            summary=[*self._about(), *self._beside()],
+            time={
+                names.get(name, name): value
+                for name, value in seconds.items()
+                if value or name in self.ALWAYS
+            },
+            memory={names.get(name, name): value for name, value in self.chosen.parts.items()},
+            limit_bytes=self.limit_bytes,
+            fits=self.fits,
+            limit=names.get(self.limit, self.limit),
+            collectives=self.collectives,
+            others=points[1 : 1 + len(self.next_best)],
+            refused=[(each.change, self._refusal(each)) for each in self.refused],
+            points=points,
+            groups={point.group: f"recompute={point.group}" for point in points},
+        )
+
+    def point(self, each: Any) -> TradePoint:
+        """A priced plan in the picture."""
+        plan = each.plan
+        change = self._change(plan) if each is not self.chosen else ""
+        return TradePoint(str(plan), each.time.total, each.memory_bytes, str(plan.recompute), change)
+
+    def __str__(self) -> str:
+        shown = (self.plan, *self._about(), self._memory(), *self._beside())
+        lines = [self._title(), *(f"  {line}" for line in shown), "", *self.page().lines()]
+        return "\n".join(part for line in lines for part in _folded(line, self.WIDTH))
+
+    def _refusal(self, each: RefusedPlan) -> str:
+        """The byte or the second that refuses a neighbour."""
+        name, grown = each.cause if isinstance(each.cause, tuple) else (each.cause, None)
+        more = "" if grown is None else f" {signed_time(grown)}"
+        why = f" ({self.NAMES.get(name, name)}{more})" if name else ""
+        words = [each.problem] if each.problem else []
+        if each.excess_bytes:
+            of_memory = why if name in self.chosen.parts else ""
+            words.append(f"{readable_size(each.excess_bytes)} too many{of_memory}")
+        if each.excess_s is not None:
+            slower = signed_time(each.excess_s) + ("" if each.excess_bytes else why)
+            words.append("as fast" if abs(each.excess_s) < ROUNDING else slower)
+        return "; ".join(words)
+
+    # ---- of each kind of choice ----
+
+    def _fields(self, plan: Any) -> Any:
+        """A plan in a record."""
+        return str(plan)
+
+    def _change(self, plan: Any) -> str:
+        """The fields in which a plan differs from the chosen one."""
+        raise NotImplementedError
+
+    def _title(self) -> str:
+        """What is trained, on what."""
+        raise NotImplementedError
+
+    def _about(self) -> Iterator[str]:
+        """Sentences on the plan, and where prices come from."""
+        raise NotImplementedError
+
+    def _memory(self) -> str:
+        """A sentence on the fullest rank."""
+        raise NotImplementedError
+
+    def _beside(self) -> Iterator[str]:
+        """Further sentences."""
+        raise NotImplementedError
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """A line in parts that fit a screen."""
+    if len(line) <= width:
+        return [line]
+    indent = " " * (4 + len(line) - len(line.lstrip()))
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
