@@ -67,7 +67,7 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_674,
-    ("src", "csrc"): 118_700,
+    ("src", "csrc"): 119_400,
     ("tests",): 77_400,
 }
 
