@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from unisono._native import ANY_FORM, MOST_CONTEXT_TAG, GroupBase, MessageWork, tag_in_context
+from unisono._native import ANY_FORM, MOST_CONTEXT_TAG, GroupBase, NativeMessageWork, tag_in_context
 from unisono.engine.memory.buffers import DTYPES
 from unisono.mpi import constants
 from unisono.mpi.errors import Exception
@@ -81,7 +81,7 @@ class Messages:
         address = data.__array_interface__["data"][0]
         source = -1 if peer is None else peer
         form = ANY_FORM if more.get("sized") else _U8
-        work = MessageWork(
+        work = NativeMessageWork(
             world.planner, world.engine, name, source, tag_in_context(self._context, tag), form, address,
             data.nbytes, world.group.timeout_s, keep=data, **more,
         )  # fmt: skip
