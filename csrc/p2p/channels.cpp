@@ -181,6 +181,7 @@ bool Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_loc
   try {
     const std::unique_lock lock = locked(caller_lock);
     const uint64_t ended = ended_;
+    request->raw = raw;
     ++caller_epoch_;
     next_deadline_ = std::min(next_deadline_, request->deadline);
     enqueue(std::move(request));

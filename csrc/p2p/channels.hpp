@@ -122,6 +122,8 @@ class Channels {
                   std::optional<MessageEnvelope>& found);
   // The same where that needs no wait and no step of the other messages; false: look with `probe_now`.
   bool peek_now(int peer, int tag, int spins, std::optional<MessageEnvelope>& found);
+  // Moves all messages that can be moved now.
+  FaultKind advance();
   // Requests that are not done.
   size_t open_requests();
   // Whole unexpected messages, in order.
@@ -134,6 +136,7 @@ class Channels {
   FileDescriptors hand_over();
   bool has_open_transfers() const { return has_open_transfers_; }  // see Executor
   void close_copies() { streams_.close_copies(); }                 // see ControlPlane
+  bool raw = false;  // all receives are raw, see Request; set it before the first message
 
  private:
   using Header = MessageHeader;

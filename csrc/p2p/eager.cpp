@@ -112,6 +112,7 @@ bool Channels::front_is_next(int peer) {
 
 bool Channels::receive_now(Request& wanted, int spins) {
   if (wanted.exact && wanted.nbytes > kEagerBytes) return false;
+  wanted.raw = raw;
   if (has_unexpected_.load(std::memory_order_relaxed) && receive_kept(wanted)) return true;
   int peer = arrived_from(wanted.peer);
   for (int i = 0; peer < 0; ++i, peer = arrived_from(wanted.peer)) {

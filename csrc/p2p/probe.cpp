@@ -57,6 +57,17 @@ FaultKind Channels::probe_now(int peer, int tag, std::optional<MessageEnvelope>&
   });
 }
 
+FaultKind Channels::advance() {
+  Waiter waiting = waiter(wait_policy_);
+  return probing(waiting, [&] {
+    const std::lock_guard lock(mutex_);
+    const uint64_t ended = ended_;
+    progress();
+    wake_others(ended, 1);
+    return FaultKind::kNone;
+  });
+}
+
 FaultKind Channels::probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
                           std::optional<MessageEnvelope>& found) {
   const WaitingCaller waits(waiting_callers_);

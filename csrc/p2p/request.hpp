@@ -37,6 +37,7 @@ struct Request {
   bool zero_copy = false;    // the bytes are copied from memory to memory, not through the stream
   bool synchronous = false;  // send: done only when a receive has matched it
   bool exact = false;        // receive: a shorter message is refused, too
+  bool raw = false;          // receive: of any form; the bytes of a longer message go into memory of its own
   bool sized = false;        // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;         // that memory
   bool cancelled = false;                       // set before `done`
@@ -53,14 +54,16 @@ struct Request {
   std::atomic<bool> done{false};
 
   bool takes(const MessageHeader& header) const {
-    return (form == header.form() || form == kAnyForm) &&
-           (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
+    if (raw) return true;
+    if (form != header.form() && form != kAnyForm) return false;
+    return sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes);
   }
   // A message that it takes is its own now; `kept`: its bytes, if they have come. Throws std::bad_alloc.
   void accept(const MessageHeader& header, std::unique_ptr<unsigned char[]>&& kept = nullptr) {
+    const bool fits = !sized && nbytes >= header.nbytes;
     nbytes = header.nbytes;
     form = header.form();
-    if (sized) {
+    if (!fits) {
       own = kept ? std::move(kept) : std::unique_ptr<unsigned char[]>(new unsigned char[nbytes]);
       data = own.get();
     } else if (kept && nbytes > 0) {

@@ -55,11 +55,12 @@ _HOMES = {
         "UnisonoError",
     ),
 }
-_ROOMS = ("codecs", "networks")
+_ROOMS = {"codecs": "unisono.codecs", "networks": "unisono.networks", "MPI": "unisono.mpi"}
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
     from unisono import codecs, networks
+    from unisono import mpi as MPI  # noqa: F401, N812
     from unisono.engine.backends import is_available
     from unisono.engine.environment.event_log import log
     from unisono.engine.group import (
@@ -164,7 +165,7 @@ if not TYPE_CHECKING:  # to a type checker a name that does not exist is an erro
         if name in _OPS:
             value: Any = getattr(import_module("unisono.engine.operations.reduction").ReduceOp, name)
         elif name in _ROOMS:
-            value = import_module(f"unisono.{name}")
+            value = import_module(_ROOMS[name])
         else:
             home = next((home for home, names in _HOMES.items() if name in names), None)
             if home is None:

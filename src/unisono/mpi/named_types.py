@@ -1,0 +1,90 @@
+"""The named datatypes, and which of them NumPy's types are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unisono.mpi import constants, layout
+from unisono.mpi.datatype import DATATYPE_NULL, Datatype
+from unisono.mpi.type_state import Type, codes, named
+
+_NAMED = {
+    "BYTE": "B", "PACKED": "B", "AINT": "p", "OFFSET": "p", "COUNT": "p", "CHAR": "c", "WCHAR": "i",
+    "SIGNED_CHAR": "b", "SHORT": "h", "INT": "i", "LONG": "l", "LONG_LONG": "q", "UNSIGNED_CHAR": "B",
+    "UNSIGNED_SHORT": "H", "UNSIGNED": "I", "UNSIGNED_LONG": "L", "UNSIGNED_LONG_LONG": "Q", "FLOAT": "f",
+    "DOUBLE": "d", "LONG_DOUBLE": "g", "C_BOOL": "?", "INT8_T": "b", "INT16_T": "h", "INT32_T": "i",
+    "INT64_T": "l", "UINT8_T": "B", "UINT16_T": "H", "UINT32_T": "I", "UINT64_T": "L",
+    "C_FLOAT_COMPLEX": "F", "C_DOUBLE_COMPLEX": "D", "C_LONG_DOUBLE_COMPLEX": "G", "CXX_BOOL": "?",
+    "CXX_FLOAT_COMPLEX": "F", "CXX_DOUBLE_COMPLEX": "D", "CXX_LONG_DOUBLE_COMPLEX": "G", "CHARACTER": "c",
+    "LOGICAL": "i", "INTEGER": "i", "REAL": "f", "DOUBLE_PRECISION": "d", "COMPLEX": "F",
+    "DOUBLE_COMPLEX": "D", "LOGICAL1": "b", "LOGICAL2": "h", "LOGICAL4": "i", "LOGICAL8": "l",
+    "INTEGER1": "b", "INTEGER2": "h", "INTEGER4": "i", "INTEGER8": "l", "REAL2": "e", "REAL4": "f",
+    "REAL8": "d", "REAL16": "g", "COMPLEX8": "F", "COMPLEX16": "D", "COMPLEX32": "G", "FLOAT16_T": "e",
+    "FLOAT32_T": "f", "FLOAT64_T": "d",
+}  # fmt: skip
+_PAIRS = {
+    "SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d",
+    "LONG_DOUBLE_INT": "g",
+}  # fmt: skip
+_ABSENT = ("INTEGER16", "COMPLEX4", "LOGICAL16", "BFLOAT16_T")
+_ALIASES = {
+    "UNSIGNED_INT": "UNSIGNED", "SIGNED_SHORT": "SHORT", "SIGNED_INT": "INT", "SIGNED_LONG": "LONG",
+    "SIGNED_LONG_LONG": "LONG_LONG", "BOOL": "C_BOOL", "C_COMPLEX": "C_FLOAT_COMPLEX", "TWOINT": "INT_INT",
+    "F_BOOL": "LOGICAL", "F_INT": "INTEGER", "F_FLOAT": "REAL", "F_DOUBLE": "DOUBLE_PRECISION",
+    "F_COMPLEX": "COMPLEX", "F_FLOAT_COMPLEX": "COMPLEX", "F_DOUBLE_COMPLEX": "DOUBLE_COMPLEX",
+    "SINT8_T": "INT8_T", "SINT16_T": "INT16_T", "SINT32_T": "INT32_T", "SINT64_T": "INT64_T",
+}  # fmt: skip
+# The types that characters and NumPy's dtypes mean in a buffer.
+_BY_CODE = (
+    "C_BOOL", "CHAR", "SIGNED_CHAR", "UNSIGNED_CHAR", "SHORT", "UNSIGNED_SHORT", "INT", "UNSIGNED", "LONG",
+    "UNSIGNED_LONG", "LONG_LONG", "UNSIGNED_LONG_LONG", "FLOAT", "DOUBLE", "LONG_DOUBLE", "C_FLOAT_COMPLEX",
+    "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX", "FLOAT16_T", "AINT",
+)  # fmt: skip
+
+
+def _named() -> dict[str, Datatype]:
+    found: dict[str, Datatype] = {}
+    for name, code in _NAMED.items():
+        dtype = np.dtype("l" if code == "p" else code)
+        where = layout.basic(dtype.itemsize, dtype.alignment)
+        found[name] = _make(name, Type(where, dtype, constants.COMBINER_NAMED))
+        found[name]._state.code = code
+    for name, code in _PAIRS.items():
+        dtype = np.dtype([("value", code), ("index", "i")], align=True)
+        value, index = np.dtype(code), np.dtype("i")
+        parts = [
+            (0, layout.basic(value.itemsize, value.alignment)),
+            (dtype.fields["index"][1], layout.basic(index.itemsize, index.alignment)),  # type: ignore[index]
+        ]
+        where = layout.padded(layout.joined(parts))
+        found[name] = _make(name, Type(where, dtype, constants.COMBINER_NAMED))
+    found.update({name: Datatype(DATATYPE_NULL) for name in _ABSENT})
+    found.update({alias: found[name] for alias, name in _ALIASES.items()})
+    return found
+
+
+def _make(name: str, state: Type) -> Datatype:
+    state.name = f"MPI_{name}"
+    made: Datatype = Datatype._of(state)
+    return made
+
+
+named.update(_named())
+NAMED: dict[str, Datatype] = named
+
+
+def _fill_codes() -> None:
+    for name in _BY_CODE:
+        one = NAMED[name]
+        code = one._state.code
+        codes[str(code)] = one
+        if name not in ("CHAR", "AINT"):
+            codes.setdefault(np.dtype(code).str[1:], one)
+    codes.update({"l": NAMED["LONG"], "i8": NAMED["LONG"], "u8": NAMED["UNSIGNED_LONG"]})
+    codes.update({"S": NAMED["CHAR"], "S1": NAMED["CHAR"], "s": NAMED["CHAR"], "n": NAMED["AINT"]})
+    codes.update({"p": NAMED["AINT"], "P": NAMED["AINT"], "N": NAMED["AINT"]})
+    for letter, name in (("f", "C_FLOAT_COMPLEX"), ("d", "C_DOUBLE_COMPLEX"), ("g", "C_LONG_DOUBLE_COMPLEX")):
+        codes[f"Z{letter}"] = NAMED[name]
+
+
+_fill_codes()

@@ -1,0 +1,236 @@
+"""Communicators with a topology: grids and graphs, and collectives between neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unisono.mpi import constants, object_schedules, schedules
+from unisono.mpi.comm import Intracomm
+from unisono.mpi.comm_state import CommState, classes
+from unisono.mpi.errors import Exception, whole
+from unisono.mpi.lane import Lane
+from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
+from unisono.mpi.neighbourhoods import PROC_NULL, Edges, Grid
+from unisono.mpi.plan import Plan, forms
+from unisono.mpi.progress import complete
+
+
+class Topocomm(Intracomm):
+    """A communicator whose ranks have neighbours."""
+
+    _kinds: tuple[int, ...] = (constants.CART, constants.GRAPH, constants.DIST_GRAPH)
+
+    @classmethod
+    def _fits(cls, state: CommState) -> bool:  # type: ignore[override]
+        return state.topology is not None and state.topology.kind in cls._kinds
+
+    def _sides(self) -> tuple[list[int], list[int], list[int]]:
+        """(sources, destinations, the order in which messages from one source arrive)."""
+        state = self._alive()
+        sources, destinations = state.topology.neighbours(state.rank)
+        return sources, destinations, state.topology.receive_order(len(sources))
+
+    def _exchange_blocks(self, lane: Lane, outgoing: list[Block], incoming: list[Block]) -> Plan:
+        sources, destinations, order = self._sides()
+        takes = [(sources[i], incoming[i]) for i in order if sources[i] != PROC_NULL]
+        gives = [
+            (rank, block) for rank, block in zip(destinations, outgoing, strict=True) if rank != PROC_NULL
+        ]
+        return Plan(schedules.exchange(lane, gives, takes))
+
+    def _neighbor_allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Send one block to all neighbours; gather theirs, of one size."""
+        return self._same_to_all(lane, sendbuf, recvbuf, equal)
+
+    def _neighbor_allgatherv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Send one block to all neighbours; gather theirs, of any sizes."""
+        return self._same_to_all(lane, sendbuf, recvbuf, vector)
+
+    def _same_to_all(self, lane: Lane, sendbuf: Any, recvbuf: Any, parts: Any) -> Plan:
+        sources, destinations, _ = self._sides()
+        mine = simple(sendbuf, writable=False)
+        incoming = parts(recvbuf, len(sources), writable=True)
+        return self._exchange_blocks(lane, [mine] * len(destinations), incoming)
+
+    def _neighbor_alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Exchange blocks of one size with neighbours."""
+        return self._each_to_each(lane, sendbuf, recvbuf, equal)
+
+    def _neighbor_alltoallv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Exchange blocks of any sizes with neighbours."""
+        return self._each_to_each(lane, sendbuf, recvbuf, vector)
+
+    def _neighbor_alltoallw(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Exchange blocks of any sizes and types with neighbours."""
+        return self._each_to_each(lane, sendbuf, recvbuf, by_types)
+
+    def _each_to_each(self, lane: Lane, sendbuf: Any, recvbuf: Any, parts: Any) -> Plan:
+        sources, destinations, _ = self._sides()
+        incoming = parts(recvbuf, len(sources), writable=True)
+        return self._exchange_blocks(lane, parts(sendbuf, len(destinations), writable=False), incoming)
+
+    def neighbor_allgather(self, sendobj: Any) -> list[Any]:
+        """Send one object to all neighbours; returns theirs."""
+        return self.neighbor_alltoall([sendobj] * len(self._sides()[1]))
+
+    def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        """Send an object to each neighbour; returns theirs."""
+        lane = self._alive().lane()
+        sources, destinations, order = self._sides()
+        objects = list(sendobj)
+        if len(objects) != len(destinations):
+            raise ValueError(f"expecting {len(destinations)} items, got {len(objects)}")
+        gives = [(rank, obj) for rank, obj in zip(destinations, objects, strict=True) if rank != PROC_NULL]
+        takes = [i for i in order if sources[i] != PROC_NULL]
+        found = complete(object_schedules.exchange(lane, gives, [sources[i] for i in takes]))
+        result: list[Any] = [None] * len(sources)
+        for i, obj in zip(takes, found, strict=True):
+            result[i] = obj
+        return result
+
+    degrees = property(
+        lambda self: tuple(len(side) for side in self._sides()[:2]),
+        doc="(number of sources, of destinations).",
+    )
+    indegree = property(lambda self: len(self._sides()[0]), doc="The number of sources.")
+    outdegree = property(lambda self: len(self._sides()[1]), doc="The number of destinations.")
+    inoutedges = property(lambda self: self._sides()[:2], doc="(sources, destinations).")
+    inedges = property(lambda self: self._sides()[0], doc="The sources.")
+    outedges = property(lambda self: self._sides()[1], doc="The destinations.")
+
+
+class Cartcomm(Topocomm):
+    """A grid of ranks."""
+
+    _kinds = (constants.CART,)
+
+    def _grid(self) -> Grid:
+        return self._alive().topology
+
+    def Get_dim(self) -> int:
+        """The number of axes."""
+        return len(self._grid().dims)
+
+    dim = ndim = property(Get_dim)
+
+    def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
+        """(sizes, periods, coordinates of this rank)."""
+        grid = self._grid()
+        return list(grid.dims), [int(one) for one in grid.periods], grid.coords(self.rank)
+
+    topo = property(Get_topo)
+    dims = property(lambda self: self.Get_topo()[0], doc="The sizes.")
+    periods = property(lambda self: self.Get_topo()[1], doc="The periods.")
+    coords = property(lambda self: self.Get_topo()[2], doc="The coordinates of this rank.")
+
+    def Get_cart_rank(self, coords: Sequence[int]) -> int:
+        """The rank at a place."""
+        grid = self._grid()
+        if len(coords) != len(grid.dims):
+            raise ValueError(f"expecting {len(grid.dims)} coordinates, got {len(coords)}")
+        found = grid.rank([whole(one, "coords") for one in coords])
+        if found == PROC_NULL:
+            raise Exception(constants.ERR_ARG, f"{list(coords)} is outside of the grid {list(grid.dims)}")
+        return found
+
+    def Get_coords(self, rank: int) -> list[int]:
+        """The place of a rank."""
+        if not 0 <= rank < self.size:
+            raise Exception(constants.ERR_RANK, f"rank {rank} of {self.size}")
+        return self._grid().coords(rank)
+
+    def Shift(self, direction: int, disp: int) -> tuple[int, int]:
+        """(source, destination) of a shift along an axis."""
+        grid = self._grid()
+        if not 0 <= direction < len(grid.dims):
+            raise Exception(constants.ERR_DIMS, f"axis {direction} of {len(grid.dims)}")
+        here = grid.coords(self.rank)
+        ends = []
+        for step in (-disp, disp):
+            there = list(here)
+            there[direction] += step
+            ends.append(grid.rank(there))
+        return ends[0], ends[1]
+
+    def Sub(self, remain_dims: Sequence[bool]) -> Cartcomm:
+        """The part of the grid along some axes in which this rank is."""
+        grid, here = self._grid(), self.coords
+        if len(remain_dims) != len(grid.dims):
+            raise ValueError(f"expecting {len(grid.dims)} items, got {len(remain_dims)}")
+        stays = [axis for axis, keep in enumerate(remain_dims) if keep]
+        color = str([here[axis] for axis in range(len(here)) if axis not in stays])
+        made = self._split(color, self.rank)
+        made._state.topology = Grid(
+            tuple(grid.dims[axis] for axis in stays), tuple(grid.periods[axis] for axis in stays)
+        )
+        made._state.kind = None
+        return Cartcomm._of(made._state)
+
+
+class Graphcomm(Topocomm):
+    """A graph of ranks that every rank knows whole."""
+
+    _kinds = (constants.GRAPH,)
+
+    def _edges(self) -> Edges:
+        return self._alive().topology
+
+    def Get_dims(self) -> tuple[int, int]:
+        """(number of nodes, number of edges)."""
+        return len(self._edges().index), len(self._edges().edges)
+
+    dims = property(Get_dims)
+    nnodes = property(lambda self: self.Get_dims()[0], doc="The number of nodes.")
+    nedges = property(lambda self: self.Get_dims()[1], doc="The number of edges.")
+
+    def Get_topo(self) -> tuple[list[int], list[int]]:
+        """(index, edges)."""
+        return list(self._edges().index), list(self._edges().edges)
+
+    topo = property(Get_topo)
+    index = property(lambda self: self.Get_topo()[0], doc="The ends of the ranks' neighbours.")
+    edges = property(lambda self: self.Get_topo()[1], doc="The neighbours of all ranks.")
+
+    def Get_neighbors_count(self, rank: int) -> int:
+        """The number of a rank's neighbours."""
+        return len(self.Get_neighbors(rank))
+
+    def Get_neighbors(self, rank: int) -> list[int]:
+        """A rank's neighbours."""
+        if not 0 <= rank < self.size:
+            raise Exception(constants.ERR_RANK, f"rank {rank} of {self.size}")
+        return self._edges().of(rank)
+
+    nneighbors = property(
+        lambda self: self.Get_neighbors_count(self.rank), doc="The number of this rank's neighbours."
+    )
+    neighbors = property(lambda self: self.Get_neighbors(self.rank), doc="This rank's neighbours.")
+
+
+class Distgraphcomm(Topocomm):
+    """A graph of which each rank knows its own neighbours."""
+
+    _kinds = (constants.DIST_GRAPH,)
+
+    def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
+        """(number of sources, of destinations, whether edges have weights)."""
+        topology = self._alive().topology
+        return len(topology.sources), len(topology.destinations), topology.weights is not None
+
+    def Get_dist_neighbors(self) -> tuple[list[int], list[int], tuple[list[int], list[int]] | None]:
+        """(sources, destinations, their weights or None)."""
+        topology = self._alive().topology
+        weights = topology.weights
+        found = None if weights is None else (list(weights[0]), list(weights[1]))
+        return list(topology.sources), list(topology.destinations), found
+
+
+forms(
+    Topocomm,
+    {
+        f"_neighbor_{kind}": f"Neighbor_{kind}"
+        for kind in ("allgather", "allgatherv", "alltoall", "alltoallv", "alltoallw")
+    },
+)
+classes.update({constants.CART: Cartcomm, constants.GRAPH: Graphcomm, constants.DIST_GRAPH: Distgraphcomm})

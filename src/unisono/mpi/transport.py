@@ -1,0 +1,229 @@
+"""Messages between this rank and others: the only place where this package meets the engine's messages.
+
+All communicators send through one group, the world. Each has two contexts: for its program's messages, and
+for its collectives. `Messages` is the world as one context sees it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unisono._native import ANY_FORM, MOST_CONTEXT_TAG, GroupBase, NativeMessageWork, tag_in_context
+from unisono.engine.memory.buffers import DTYPES
+from unisono.mpi import constants
+from unisono.mpi.errors import Exception
+from unisono.mpi.message_spec import Block
+from unisono.mpi.progress import Operation, move_all, moving
+
+MOST_TAG = MOST_CONTEXT_TAG
+_U8 = DTYPES.index("uint8")
+_NOTHING = np.zeros(0, np.uint8)
+_FOREVER = float("inf")
+
+
+class World:
+    """The group of all ranks, and its engine."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.planner = group._planner
+        self.engine = self.planner.engine
+        self.engine.raw_messages = True
+        self.rank: int = group.rank
+        self.size: int = group.size
+
+    def failure(self, call: str) -> BaseException:
+        """The error of what aborted the group."""
+        found: BaseException = self.planner.failure(call, self.group.timeout_s, self.engine)
+        return found
+
+
+class Messages:
+    """The messages of one context. `quick` has the native calls, which return None where they cannot."""
+
+    __slots__ = ("_context", "quick", "world")
+
+    def __init__(self, world: World, context: int) -> None:
+        self.world, self._context = world, context
+        group = world.group
+        self.quick = (
+            GroupBase(world.planner, world.engine, group.timeout_s, context, group) if context else group
+        )
+
+    def send(self, data: Any, peer: int, tag: int) -> None:
+        """Send bytes and wait."""
+        if moving() or self.quick._send(data, peer, tag, None) is None:
+            self.start_send(data, peer, tag).block()
+
+    def start_send(self, data: Any, peer: int, tag: int, synchronous: bool = False) -> Transfer:
+        """Begin to send bytes. synchronous: it ends when a receive has matched."""
+        work = None if synchronous else self.quick._isend(data, peer, tag, None)
+        if work is None:
+            work = self._post("isend", peer, tag, data, sending=True, synchronous=synchronous)
+        return Transfer(self.world, work)
+
+    def start_receive(self, room: Any, peer: int | None, tag: int, kind: Any, *more: Any) -> Any:
+        """Begin to receive bytes into memory; `kind` is the class of the transfer."""
+        work = self.quick._irecv(room, peer, tag, None)
+        if work is None:
+            work = self._post("irecv", peer, tag, room, sending=False)
+        return kind(self.world, work, room, *more)
+
+    def start_receive_bytes(self, peer: int | None, tag: int, places: Any, load: Any = None) -> BytesReceive:
+        """Begin to receive a message of any length."""
+        work = self._post("irecv", peer, tag, _NOTHING, sending=False, sized=True)
+        return BytesReceive(self.world, work, places, load)
+
+    def _post(self, name: str, peer: int | None, tag: int, data: Any, **more: Any) -> Any:
+        world = self.world
+        address = data.__array_interface__["data"][0]
+        source = -1 if peer is None else peer
+        form = ANY_FORM if more.get("sized") else _U8
+        work = NativeMessageWork(
+            world.planner, world.engine, name, source, tag_in_context(self._context, tag), form, address,
+            data.nbytes, world.group.timeout_s, keep=data, **more,
+        )  # fmt: skip
+        try:
+            work.start()
+        except ValueError as error:
+            raise Exception(constants.ERR_BUFFER, str(error)) from None
+        if not work.ended():
+            work.detach()
+        return work
+
+    def probe(self, peer: int | None, tag: int) -> Any:
+        """Wait for a message; its status."""
+        found = self.look(peer, tag)
+        while found is None and moving():
+            move_all()
+            found = self.look(peer, tag)
+        if found is None:
+            source = -1 if peer is None else peer
+            _, found = self.world.engine.probe(source, tag_in_context(self._context, tag), _FOREVER)
+        if found is None:
+            raise self.world.failure("Probe")
+        return found
+
+    def look(self, peer: int | None, tag: int) -> Any:
+        """The status of a message that has arrived, or None."""
+        found = self.quick._peek(None, peer, tag, None)
+        if found is not None:
+            return found
+        source = -1 if peer is None else peer
+        fault, found = self.world.engine.look(source, tag_in_context(self._context, tag))
+        if fault:
+            raise self.world.failure("Iprobe")
+        return found
+
+
+class Transfer(Operation):
+    """A send or a receive under way."""
+
+    def __init__(self, world: World, work: Any, keep: Any = None) -> None:  # noqa: ARG002
+        self._world, self._work = world, work
+
+    def poll(self) -> bool:
+        """See `Operation.poll`."""
+        if self.done:
+            return True
+        work = self._work
+        if not work.done():
+            self._world.engine.advance()
+            if not work.done():
+                return False
+        self._finish(work)
+        return True
+
+    def block(self) -> None:
+        """See `Operation.block`."""
+        if self.done:
+            return
+        if moving():
+            super().block()
+        else:
+            self._finish(self._work)
+
+    def _finish(self, work: Any) -> None:
+        """Wait for the end, and raise its error."""
+        try:
+            work.wait()
+        except BaseException:
+            self.done = work.done()
+            raise
+        self.done = True
+
+    def cancel(self) -> None:
+        """See `Operation.cancel`: a receive that no message has matched."""
+        self._work.cancel()
+
+
+class Receive(Transfer):
+    """A receive of the program's into memory of `capacity` bytes.
+
+    places: the rank in the communicator of each rank of the world.
+    """
+
+    def __init__(self, world: World, work: Any, capacity: int, places: Any) -> None:
+        self._world, self._work, self._capacity, self._places = world, work, capacity, places
+
+    def _finish(self, work: Any) -> None:
+        super()._finish(work)
+        if work.cancelled:
+            self.cancelled = True
+            return
+        found = work.receive_status()
+        self.source, self.tag, self.nbytes = self._places[found.source], found.tag, found.nbytes
+        self._use(work)
+
+    def _use(self, work: Any) -> None:  # noqa: ARG002
+        if self.nbytes > self._capacity:
+            sent, self.nbytes = self.nbytes, self._capacity
+            raise truncated(self.source, self.tag, sent, self.nbytes)
+
+
+class WholeReceive(Receive):
+    """A receive of a collective, whose ranks agree on the number of bytes."""
+
+    def _use(self, work: Any) -> None:
+        super()._use(work)
+        if self.nbytes < self._capacity:
+            text = f"rank {self.source} has sent {self.nbytes} bytes, this rank expects {self._capacity}"
+            raise Exception(constants.ERR_TRUNCATE, f"the ranks' counts or types differ: {text}")
+
+
+class BlockReceive(Receive):
+    """A receive into items of any type. room: the memory that gets their bytes side by side."""
+
+    def __init__(self, world: World, work: Any, room: Any, places: Any, block: Block) -> None:
+        super().__init__(world, work, room.nbytes, places)
+        self._room, self._block = room, block
+
+    def _use(self, work: Any) -> None:
+        super()._use(work)
+        if not self._block.dense:
+            self._block.fill(self._room[: self.nbytes])
+
+
+def truncated(source: int, tag: int, sent: int, room: int) -> Exception:
+    """The error of a message that is longer than its buffer."""
+    text = f"the message from rank {source} with tag {tag} has {sent} bytes, the receive buffer {room}"
+    return Exception(constants.ERR_TRUNCATE, text)
+
+
+class BytesReceive(Receive):
+    """A receive of any length: its value is the bytes, or what `load` makes of them."""
+
+    def __init__(self, world: World, work: Any, places: Any, load: Any) -> None:
+        super().__init__(world, work, 0, places)
+        self._load = load
+
+    def _use(self, work: Any) -> None:
+        found = work.result()
+        self.value = found if self._load is None else self._load(found)
+
+
+def as_bytes(data: Any) -> Any:
+    """Bytes-like data as an array."""
+    return np.frombuffer(data, np.uint8) if len(data) else _NOTHING

@@ -1,0 +1,41 @@
+"""Programs of MPI: what they compute, against NumPy and models, on several numbers of ranks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from effort import HANG_S
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+
+
+def run(ranks: int, program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks), str(program), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_calls_give_what_numpy_gives(ranks: int) -> None:
+    ended = run(ranks, PROGRAMS / "datatypes_and_collectives.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("all is well") == ranks
+
+
+def test_random_messages_keep_the_order_of_mpi() -> None:
+    ended = run(3, PROGRAMS / "random_messages.py", "150")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("all is well") == 3
+
+
+def test_a_program_without_a_launcher_is_one_rank() -> None:
+    command = [sys.executable, str(PROGRAMS / "is_alone.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_an_exception_on_one_rank_ends_the_job_with_its_traceback() -> None:
+    ended = run(2, PROGRAMS / "fails_on_rank_one.py")
+    assert ended.returncode != 0
+    assert "KeyError: 'the reason'" in ended.stderr
