@@ -88,6 +88,7 @@ class BoundWindow {
     return {fault, answer};
   }
 
+  bool typed() const { return typed_; }
   int member(nb::handle rank) const { return window.member(whole(rank)); }
 
   // (the rank, the address there) of a call's buffer. Raises ValueError, TypeError.
@@ -206,7 +207,7 @@ void bind_arrays(nb::class_<BoundWindow>& window) {
                          made = read_buffer(desired, false, "desired");
         const CallBuffer into = read_buffer(former, true, "former");
         for (const CallBuffer* one : {&old, &made, &into})
-          if (one->numel != 1 || one->dtype != old.dtype)
+          if (one->numel != (self.typed() ? 1 : old.numel) || one->dtype != old.dtype)
             raise(PyExc_ValueError, "expected, desired and former are one element each, of one dtype");
         const auto [rank, address] = self.locate(to, offset, old);
         return self.run(timeout_s, 0, [&](const WindowLimits& limits) {

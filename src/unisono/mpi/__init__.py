@@ -79,6 +79,7 @@ from unisono.mpi.rc import rc
 from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
 from unisono.mpi.status import Status
 from unisono.mpi.topology import Cartcomm, Compute_dims, Distgraphcomm, Graphcomm, Topocomm
+from unisono.mpi.window import WIN_NULL, Win
 
 globals().update(_NAMED)
 globals().update(_OPS)

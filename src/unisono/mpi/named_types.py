@@ -133,7 +133,11 @@ def f90(base: str, combiner: int, **params: Any) -> Datatype:
 
 def f90_integer(r: int) -> Datatype:
     """An integer of r decimal digits."""
-    base = next(n for digits, n in ((2, "INTEGER1"), (4, "INTEGER2"), (9, "INTEGER4"), (99, "INTEGER8")) if r <= digits)
+    base = next(
+        n
+        for digits, n in ((2, "INTEGER1"), (4, "INTEGER2"), (9, "INTEGER4"), (99, "INTEGER8"))
+        if r <= digits
+    )
     return f90(base, constants.COMBINER_F90_INTEGER, r=r)
 
 

@@ -25,7 +25,9 @@ class Plan:
 
     __slots__ = ("after", "engine", "schedule")
 
-    def __init__(self, schedule: Schedule, engine: Any = None, after: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule, engine: Any = None, after: Callable[[], Any] | None = None
+    ) -> None:
         self.schedule, self.engine, self.after = schedule, engine, after
 
     def run(self, state: Any) -> Any:

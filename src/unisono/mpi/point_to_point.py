@@ -211,9 +211,7 @@ class PointToPoint:
 
     # ---- probing
 
-    def Probe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> bool:
+    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Wait for a message. Returns True."""
         state = self._alive()
         if source == PROC_NULL:
@@ -222,9 +220,7 @@ class PointToPoint:
         self._found(state, state.world.probe(*origin(state, source, tag)), status)
         return True
 
-    def Iprobe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> bool:
+    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Whether a message has arrived."""
         state = self._alive()
         if source == PROC_NULL:
@@ -240,9 +236,7 @@ class PointToPoint:
         if status is not None:
             status._set(state.places[found.source], found.tag & MOST_TAG, found.nbytes)
 
-    def Mprobe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Message:
+    def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
         """Wait for a message, and take it: only `Message.Recv` receives it."""
         return Message.Probe(self, source, tag, status)
 

@@ -72,7 +72,8 @@ class Window:
     Several threads may use it. A thread that calls the same target between hosts waits for the other one.
 
     Attributes:
-        array: of this rank, or None.  native: the same calls of the engine, which return a fault.
+        array: of this rank, or None.  parts: what each rank exposes.
+        native: the same calls of the engine, which return a fault.
     Raises:
         ValueError, TypeError: a wrong argument; no byte has moved.
         Timeout, PeerLost, Aborted: the call failed; the group is aborted, and with it every lock is free.
@@ -95,7 +96,7 @@ class Window:
         self.native = native
         self._owner = owner
         self._members = members
-        self._parts = parts
+        self.parts = parts
         self._keeps: object = keeps
         owner.leave_callbacks.append(self.end)
 
@@ -121,7 +122,7 @@ class Window:
     def _part(self, rank: int) -> Part:
         if rank not in self._members:
             raise ValueError(f"rank {rank} is not in this window of {self.size} ranks")
-        return self._parts[rank]
+        return self.parts[rank]
 
     # ---- moving and updating ---------------------------------------------------------------------------
 
