@@ -52,21 +52,24 @@ from unisono.mpi.errors import (
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
-from unisono.mpi.memory import (
+from unisono.mpi.buffers import (
     BOTTOM,
     BUFFER_AUTOMATIC,
     IN_PLACE,
+    BottomType,
+    BufferAutomaticType,
+    InPlaceType,
+)
+from unisono.mpi.byte_memory import (
     Aint_add,
     Aint_diff,
     Alloc_mem,
     Attach_buffer,
-    BottomType,
-    BufferAutomaticType,
     Detach_buffer,
     Flush_buffer,
     Free_mem,
     Get_address,
-    InPlaceType,
+    Iflush_buffer,
     buffer,
     memory,
 )
@@ -75,22 +78,31 @@ from unisono.mpi.named_types import NAMED as _NAMED
 from unisono.mpi.op import OP_NULL, Op
 from unisono.mpi.op import OPS as _OPS
 from unisono.mpi.pickling import Pickle, pickle
-from unisono.mpi.rc import rc
+from unisono.mpi.runtime_config import rc
 from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
+from unisono.mpi.session import SESSION_NULL, Session
 from unisono.mpi.status import Status
+from unisono.mpi.reflection import (
+    _addressof,
+    _comm_lock,
+    _comm_lock_table,
+    _handleof,
+    _sizeof,
+    _typealign,
+    _typecode,
+    _typedict,
+)
 from unisono.mpi.topology import Cartcomm, Compute_dims, Distgraphcomm, Graphcomm, Topocomm
-from unisono.mpi.window import WIN_NULL, Win
 
 globals().update(_NAMED)
 globals().update(_OPS)
-_typedict = None
 
 
 def _name_constants() -> None:
     """Handles that are constants pickle by name; classes say that they are of this module."""
     for name, value in list(globals().items()):
         if isinstance(value, _handle.Handle) and (value or name.endswith("_NULL")):
-            _handle.constants.setdefault((value._family, value.handle), name)
+            _handle.constants.setdefault((value._family(), value.handle), name)
         elif isinstance(value, type) and value.__module__.startswith("unisono.mpi."):
             value.__module__ = __name__
 

@@ -6,28 +6,43 @@ from typing import Any, NoReturn
 
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
-from unisono.mpi.collectives import Collectives
+from unisono.mpi.byte_memory import HasBuffer
+from unisono.mpi.collectives import Collectives, Prefixes
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.context import agree
-from unisono.mpi.errors import Exception, HasErrhandler, whole
+from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
 from unisono.mpi.group import Group, Members
 from unisono.mpi.handle import Handle
 from unisono.mpi.info import Info
 from unisono.mpi.lane import Lane
 from unisono.mpi.objects import ObjectCollectives, ObjectMessages
 from unisono.mpi.point_to_point import PointToPoint
+from unisono.mpi.recovery import Recovery
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
 from unisono.mpi.request import Request
 from unisono.mpi.transport import MOST_TAG
 
 
-class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
+class Comm(
+    Collectives, ObjectCollectives, PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer,
+    Recovery, Handle,
+):  # fmt: skip
     """Ranks that communicate."""
 
     _state: Any
     _null = constants.ERR_COMM
 
     # ---- who it is
+
+    def _adopt(self, other: Any) -> None:
+        if other._state is not None and not self._fits(other._state):
+            raise TypeError(f"this communicator is no {type(self).__name__}")
+        self._state = other._state
+
+    @staticmethod
+    def _fits(state: CommState) -> bool:
+        """Whether this class is one of a communicator's."""
+        return True
 
     def Get_size(self) -> int:
         """The number of ranks, of this side."""
@@ -101,7 +116,7 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
         alive = {
             constants.TAG_UB: MOST_TAG, constants.IO: constants.ANY_SOURCE, constants.WTIME_IS_GLOBAL: 0,
             constants.UNIVERSE_SIZE: self._alive().world.size, constants.HOST: constants.PROC_NULL,
-            constants.APPNUM: 0, constants.LASTUSEDCODE: constants.ERR_LASTCODE,
+            constants.APPNUM: 0, constants.LASTUSEDCODE: last_code(),
         }  # fmt: skip
         return alive
 
@@ -146,7 +161,7 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
             new = self._like(state, context, serial)
             new.info = kept
             self._copy_all(new)
-            made._state = new
+            made._refer(new)
 
         return made, schedule()
 
@@ -174,7 +189,7 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
         state.handler = self._alive().handler
         return Intracomm._of(state)
 
-    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:  # noqa: ARG002
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         """COMM_TYPE_SHARED: the ranks of each host. UNDEFINED: none for this rank."""
         state = self._alive()
         if split_type == constants.UNDEFINED:
@@ -182,6 +197,9 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
         if split_type == constants.COMM_TYPE_SHARED:
             return self._split(state.world.group.host_of(state.world.rank), key)
         if split_type in (constants.COMM_TYPE_HW_GUIDED, constants.COMM_TYPE_RESOURCE_GUIDED):
+            wanted = info.get("mpi_hw_resource_type") if info else None
+            if wanted == "mpi_shared_memory":
+                return self._split(state.world.group.host_of(state.world.rank), key)
             return self._split(constants.UNDEFINED, key)
         if split_type == constants.COMM_TYPE_HW_UNGUIDED:
             return self._split(constants.UNDEFINED, key)
@@ -198,6 +216,9 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
             state.contexts.give_back(context)
             return COMM_NULL
         return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+
+    def _release(self) -> None:
+        self.Free()
 
     def Free(self) -> None:
         """Release it."""
@@ -222,17 +243,6 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
 
         abort(errorcode)
 
-    # ---- failures
-
-    def Revoke(self) -> None:
-        """Not there: a fault ends the whole group."""
-        raise NotImplementedError("Revoke: a fault ends every operation of the job; see Group.shrink")
-
-    def Is_revoked(self) -> bool:
-        """False: see `Revoke`."""
-        self._alive()
-        return False
-
     @classmethod
     def Get_parent(cls) -> Any:
         """COMM_NULL: no communicator has spawned this job."""
@@ -245,12 +255,13 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
         """Not there."""
         raise NotImplementedError("Join: jobs meet in a store; see unisono.join")
 
-    def __reduce__(self) -> Any:
-        return self._constant() or super().__reduce__()
 
-
-class Intracomm(Collectives, ObjectCollectives, Comm):
+class Intracomm(Prefixes, Comm):
     """Ranks of one side."""
+
+    @staticmethod
+    def _fits(state: CommState) -> bool:
+        return state.remote is None
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         """A communicator of the ranks of a group; only they call it. Others get COMM_NULL at once."""

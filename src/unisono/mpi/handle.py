@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 import weakref
-from typing import Any, ClassVar
+from typing import Any
 
 _numbers = itertools.count(1)
 _states: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -13,33 +15,34 @@ constants: dict[tuple[type, int], str] = {}
 
 
 class State:
-    """What handles refer to: it has a number, its attributes, and a name."""
+    """What handles refer to: it has a number, its attributes, and a name. kind: the class of handles."""
 
     def __init__(self) -> None:
         self.number = next(_numbers)
         self.attributes: dict[int, Any] = {}
         self.name = ""
+        self.kind: Any = None
         _states[self.number] = self
 
 
 class Handle:
     """A handle. `Handle(other)` is another one of the same state."""
 
-    _family: ClassVar[type]
     _state: Any = None
 
     def __new__(cls, other: Any = None) -> Any:
         self = super().__new__(cls)
         if other is not None:
-            if not isinstance(other, cls._family):
-                raise TypeError(f"expected {cls._family.__name__}, got {type(other).__name__}")
+            if not isinstance(other, cls._family()):
+                raise TypeError(f"expected {cls._family().__name__}, got {type(other).__name__}")
             self._adopt(other)
         return self
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        if Handle in cls.__bases__:
-            cls._family = cls
+    @classmethod
+    @functools.cache
+    def _family(cls) -> type:
+        """The class of all handles of this kind, as `Comm` of `Intracomm`."""
+        return next(one for one in cls.__mro__ if Handle in one.__bases__)
 
     def _adopt(self, other: Any) -> None:
         self._state = other._state
@@ -47,24 +50,29 @@ class Handle:
     @classmethod
     def _of(cls, state: Any) -> Any:
         self = cls.__new__(cls)
-        self._state = state
+        self._refer(state)
         return self
+
+    def _refer(self, state: Any) -> None:
+        self._state = state
+        if state is not None and state.kind is None:
+            state.kind = next(kind for kind in type(self).__mro__ if kind.__module__.startswith("unisono."))
 
     def __bool__(self) -> bool:
         return self._state is not None
 
     def __eq__(self, other: object) -> Any:
-        if not isinstance(other, self._family):
+        if not isinstance(other, self._family()):
             return NotImplemented
         return self._state is other._state
 
     def __ne__(self, other: object) -> Any:
-        if not isinstance(other, self._family):
+        if not isinstance(other, self._family()):
             return NotImplemented
         return self._state is not other._state
 
     def __hash__(self) -> int:
-        return hash((self._family, self.handle))
+        return hash((self._family(), self.handle))
 
     @property
     def handle(self) -> int:
@@ -77,27 +85,38 @@ class Handle:
         handle = int(handle)
         if handle and handle not in _states:
             raise ValueError(f"no {cls.__name__} has the handle {handle}")
-        return cls._of(_states[handle] if handle else None)
+        return _states[handle].kind._of(_states[handle]) if handle else cls()
 
     toint = py2f = lambda self: self.handle
     fromint = f2py = fromhandle
 
     def free(self) -> None:
-        """Make this handle null, unless its state is predefined."""
-        if self._constant() is None and self._state is not None:
+        """Make this handle null, unless it is a constant."""
+        name = self._constant()
+        if name is None and self._state is not None:
             self._release()
+        elif name is None or getattr(sys.modules["unisono.mpi"], name) is not self:
+            self._state = None
 
     def _release(self) -> None:
+        """Free what it refers to."""
         self._state = None
 
     def _constant(self) -> str | None:
-        return constants.get((self._family, self.handle))
+        return constants.get((self._family(), self.handle))
 
     def __reduce__(self) -> Any:
         name = self._constant()
         if name is None:
             raise ValueError(f"cannot pickle this {type(self).__name__}: it belongs to one process")
-        return name
+        if getattr(sys.modules["unisono.mpi"], name) is self:
+            return name
+        return _named, (type(self), name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._constant() or self.handle}>"
+
+
+def _named(cls: Any, name: str) -> Any:
+    """Another handle of a constant, after it was pickled."""
+    return cls(getattr(sys.modules["unisono.mpi"], name))

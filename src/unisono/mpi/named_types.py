@@ -21,13 +21,14 @@ _NAMED = {
     "LOGICAL": "i", "INTEGER": "i", "REAL": "f", "DOUBLE_PRECISION": "d", "COMPLEX": "F",
     "DOUBLE_COMPLEX": "D", "LOGICAL1": "b", "LOGICAL2": "h", "LOGICAL4": "i", "LOGICAL8": "l",
     "INTEGER1": "b", "INTEGER2": "h", "INTEGER4": "i", "INTEGER8": "l", "REAL2": "e", "REAL4": "f",
-    "REAL8": "d", "REAL16": "g", "COMPLEX8": "F", "COMPLEX16": "D", "COMPLEX32": "G", "FLOAT16_T": "e",
+    "REAL8": "d", "REAL16": "g", "COMPLEX8": "F", "COMPLEX16": "D", "COMPLEX32": "G", "FLOAT16_T": "e", "FLOAT32_T": "f",
+    "FLOAT64_T": "d",
 }  # fmt: skip
 _PAIRS = {
     "SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d",
     "LONG_DOUBLE_INT": "g",
 }  # fmt: skip
-_ABSENT = ("INTEGER16", "COMPLEX4", "LOGICAL16")
+_ABSENT = ("INTEGER16", "COMPLEX4", "LOGICAL16", "BFLOAT16_T")
 _ALIASES = {
     "UNSIGNED_INT": "UNSIGNED", "SIGNED_SHORT": "SHORT", "SIGNED_INT": "INT", "SIGNED_LONG": "LONG",
     "SIGNED_LONG_LONG": "LONG_LONG", "BOOL": "C_BOOL", "C_COMPLEX": "C_FLOAT_COMPLEX", "TWOINT": "INT_INT",

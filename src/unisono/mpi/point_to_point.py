@@ -12,6 +12,7 @@ from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.message import Message
 from unisono.mpi.message_spec import Block, simple
+from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status
@@ -203,6 +204,23 @@ class PointToPoint:
             origin(self._alive(), source, tag)
             simple(buf, writable=True)
         return self._again(lambda: self._receive(buf, source, tag))
+
+    def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Prequest:  # noqa: ARG002
+        """A message of parts: it is sent when `Prequest.Pready` was called for each."""
+        whole_buf = self._of_parts(buf, partitions, writable=False)
+        return self._again(lambda: Parts(partitions, lambda: self._send(whole_buf, dest, tag), True))
+
+    def Precv_init(
+        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Any = None
+    ) -> Prequest:  # noqa: ARG002
+        """Receives a message of parts."""
+        whole_buf = self._of_parts(buf, partitions, writable=True)
+        return self._again(lambda: Parts(partitions, lambda: self._receive(whole_buf, source, tag), False))
+
+    @staticmethod
+    def _of_parts(buf: Any, partitions: int, *, writable: bool) -> Block:
+        first = simple(buf, writable=writable, blocks=whole(partitions, "partitions"))
+        return Block(first.raw, first.start, first.count * partitions, first.type)
 
     def _check_send(self, buf: Any, dest: int, tag: int) -> None:
         if dest != PROC_NULL:
