@@ -72,15 +72,17 @@ class WindowState(State):
     def open(self, comm: Comm, serial: int, memory: Any) -> None:
         """Make the engine's window, of the ranks of the communicator."""
         state, group = comm._alive(), self.world.group
+        dynamic = self.flavor == constants.WIN_FLAVOR_DYNAMIC
+        base = 0 if dynamic else memory.__array_interface__["data"][0]  # displacements are addresses
         self.window = open_window(
             group._planner,
             self.ranks,
             lambda given: complete(object_schedules.all_gather(state.lane(), given)),
             None,
-            (memory.__array_interface__["data"][0], memory.size, -1),
+            (base, memory.size, -1),
             memory,
             typed=False,
-            dynamic=self.flavor == constants.WIN_FLAVOR_DYNAMIC,
+            dynamic=dynamic,
             meeting=group._meeting(f"window/mpi/{serial}/{self.ranks[0]}"),
         )
         self.native, self.forever = self.window.native, group.timeout_s
