@@ -57,6 +57,7 @@ PUBLIC = [
     "init_process_group",
     "is_available",
     "join",
+    "log",
     "networks",
     "plan",
     "premul_sum",

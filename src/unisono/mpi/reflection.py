@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from unisono.mpi.datatype import Datatype, codes
+from unisono.mpi.datatype import Datatype
 from unisono.mpi.handle import Handle
 from unisono.mpi.status import Status
+from unisono.mpi.type_state import codes
 
 _HANDLE_BYTES, _STATUS_BYTES = 8, 20
 _typedict = codes
@@ -41,7 +42,7 @@ def _addressof(arg: Any) -> int:
 def _handleof(arg: Any) -> int:
     """The number of a handle, or that of a status."""
     _sizeof(arg)
-    return id(arg) if isinstance(arg, Status) else arg.handle  # type: ignore[no-any-return]
+    return id(arg) if isinstance(arg, Status) else arg.handle
 
 
 def _comm_lock_table(comm: Any) -> dict[str, Any]:

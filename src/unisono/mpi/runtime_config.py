@@ -11,7 +11,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class Rc:
-    """initialize: whether the import begins MPI.  finalize: whether the end of the program ends it (None: yes).
+    """initialize: whether the import begins MPI.  finalize: whether the program's end ends it (None: yes).
 
     The other settings are those of mpi4py, and have no effect.
     """
