@@ -155,9 +155,13 @@ def test_a_lock_excludes_all_that_do_not_share_it(per_host: int | None) -> None:
 @pytest.mark.parametrize("per_host", [None, 1])
 @pytest.mark.parametrize(
     ("what", "text"),
-    [("lock", "rank 0 has the lock"), ("fence", "rank 1 has not called fence"), ("start", "rank 1 has not called post"),
-     ("wait", "rank 1 has not called complete")],
-)  # fmt: skip
+    [
+        ("lock", "rank 0 has the lock"),
+        ("fence", "rank 1 has not called fence"),
+        ("start", "rank 1 has not called post"),
+        ("wait", "rank 1 has not called complete"),
+    ],
+)
 def test_a_timeout_names_whom_it_waited_for(per_host: int | None, what: str, text: str) -> None:
     ready = threading.Barrier(2)
 

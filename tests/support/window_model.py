@@ -1,10 +1,11 @@
 """Random programs of one-sided calls, and what they must give: a sequential model of every rank's array.
 
 A program is a list of phases, which fences divide. In a phase each element of each array has one rule, so that
-its value at the end does not depend on the order: one rank writes it, ranks update it with one commutative
-operation, ranks take tickets, one of those that swap wins, or ranks count under the lock.
+its value at the end does not depend on the order: one rank writes it, ranks update it with one
+commutative operation, ranks take tickets, one of those that swap wins, or ranks count under the lock.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +56,7 @@ def _blocks(dice: np.random.Generator, made: Program, target: int, size: int) ->
     numel = made.initial[target].size
     cuts = sorted({0, numel, *dice.integers(0, numel + 1, 4).tolist()})
     found = []
-    for first, end in zip(cuts, cuts[1:], strict=False):
+    for first, end in itertools.pairwise(cuts):
         rule, kind = str(dice.choice(RULES)), np.dtype(made.dtypes[target]).kind
         ops = [
             op

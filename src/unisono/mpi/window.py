@@ -10,12 +10,12 @@ from unisono import _native
 from unisono.engine.memory.buffers import DTYPES
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
+from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.comm import COMM_SELF, Intracomm
 from unisono.mpi.errors import Exception, HasErrhandler, whole
 from unisono.mpi.group import Group, Members
 from unisono.mpi.handle import Handle
 from unisono.mpi.info import INFO_NULL, Info
-from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.op import OPS, Op
 from unisono.mpi.progress import Ended
@@ -220,7 +220,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
 
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> None:
         """Combine with the target, each element atomically."""
-        state = self._alive()
+        self._alive()
         if target_rank == constants.PROC_NULL:
             return
         block = simple(origin, writable=False)

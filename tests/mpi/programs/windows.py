@@ -87,7 +87,7 @@ def counters() -> None:
     win.Flush(0)
     win.Unlock_all()
     every, winners = comm.allgather(taken), comm.allgather(int(found[0]))
-    assert sorted(sum(every, [])) == list(range(50 * size))
+    assert sorted(ticket for some in every for ticket in some) == list(range(50 * size))
     assert winners.count(0) == 1
     win.Free()
 

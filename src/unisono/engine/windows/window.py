@@ -242,7 +242,8 @@ class Window:
             for each in taken:
                 self.native.unlock(each, limit_s)  # a fault here is not what the program has to see
             raise
-        if any([self.native.unlock(each, limit_s) for each in taken]):
+        faults = [self.native.unlock(each, limit_s) for each in taken]
+        if any(faults):
             self.fail("unlock", limit_s)
 
     def post(self, ranks: Sequence[int], *, timeout: Seconds = None) -> None:
