@@ -104,6 +104,17 @@ class WindowState(State):
         at = self.native.mapped(place.home, self._address(place), place.nbytes) if place.nbytes else 0
         return buffer.fromaddress(at, place.nbytes if at else 0), place.unit
 
+    def element(self, rank: int, disp: int, *arrays: Any) -> tuple[int, int] | None:
+        """Where an element is, for the engine; None: the arrays are not one element each of one dtype."""
+        first = arrays[0]
+        if not 0 <= rank < len(self.places) or self.flavor == constants.WIN_FLAVOR_DYNAMIC:
+            return None
+        place = self.places[rank]
+        at, dtype = whole(disp, "target_disp") * place.unit, first.dtype
+        if any(one.size != 1 or one.dtype != dtype for one in arrays):
+            return None
+        return (place.home, place.base + at) if 0 <= at <= place.nbytes - dtype.itemsize else None
+
     def check(self, fault: int, call: str) -> None:
         """Raise the error of a call that returned a fault."""
         if fault:
