@@ -73,8 +73,16 @@ class Request(Handle):
 
     def Wait(self, status: Status | None = None) -> bool:
         """Wait for its end. Returns True."""
-        self._block()
-        self._conclude(status)
+        state = self._state
+        if state is None or state.operation is None or status is not None:
+            self._block()
+            self._conclude(status)
+            return True
+        if not state.operation.done:
+            self._block()
+        state.operation = None
+        if state.start is None:
+            self._state = None
         return True
 
     def Test(self, status: Status | None = None) -> bool:
@@ -383,7 +391,7 @@ def _statuses(number: int, statuses: list[Status] | None) -> list[Any]:
         return [None] * number
     if isinstance(statuses, list):
         statuses += [Status() for _ in range(number - len(statuses))]
-    return list(statuses[:number])
+    return [*statuses[:number], *[None] * (number - len(statuses))]
 
 
 def _paired(requests: Sequence[Request], statuses: list[Status] | None) -> Any:
