@@ -1,7 +1,7 @@
 """Random programs of one-sided calls, and what they must give: a sequential model of every rank's array.
 
-A program is a list of phases, which fences divide. In a phase each element of each array has one rule, so that
-its value at the end does not depend on the order: one rank writes it, ranks update it with one
+A program is a list of phases, which fences divide. In a phase each element of each array has one rule, so
+that its value at the end does not depend on the order: one rank writes it, ranks update it with one
 commutative operation, ranks take tickets, one of those that swap wins, or ranks count under the lock.
 """
 

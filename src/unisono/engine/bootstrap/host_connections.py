@@ -85,8 +85,7 @@ def connect_hosts(
         master: name or address of a host that every rank reaches; it decides the interface.
         peer_timeout_s: seconds after which a host that does not answer counts as lost.
         buffer_bytes: size of the kernel's buffers; 0: the kernel's choice.
-        settings: interfaces, ports and the job's token; None: any and none.
-        kinds: of the connections.
+        settings: interfaces, ports and the job's token; None: any and none.  kinds: of connections.
     Raises:
         RendezvousError: two ranks cannot reach each other; all ranks raise it, and it names the two.
         ValueError: TLS without a token.

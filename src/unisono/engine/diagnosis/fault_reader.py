@@ -11,7 +11,7 @@ import msgspec
 from unisono import _native
 from unisono._native import CallRecord, FaultKind, FaultRecord, RankRecord
 from unisono.engine.base.limits import limit_text
-from unisono.engine.diagnosis import report
+from unisono.engine.diagnosis import call_text, report
 from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.call_text import KIND_SHIFT, describe_call, kind_name, message_text
 from unisono.engine.diagnosis.report import (
@@ -59,18 +59,6 @@ _NAMES: dict[int, report.FaultKind] = {
 
 _LOST = FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT, FaultKind.STOPPED, FaultKind.REPLACED
 _MEMORY = FaultKind.UNREADABLE, FaultKind.UNWRITABLE, FaultKind.NO_ACCESS
-
-
-_WINDOW_WAITS = (
-    "",
-    "has the lock",
-    "is in an update",
-    "has not called fence",
-    "has not called post",
-    "has not called complete",
-    "did not answer",
-)
-"""What a rank did for which a call of a window waited, by its number in the engine."""
 
 
 class FaultContext(NamedTuple):
@@ -297,7 +285,7 @@ def _timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
 def _message_timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
     rank = fault.rank if fault.rank >= 0 else None
     if fault.window:
-        return _report(context, "timeout", fault, rank=rank, detail=_WINDOW_WAITS[fault.window])
+        return _report(context, "timeout", fault, rank=rank, detail=call_text.WINDOW_WAITS[fault.window])
     found, more = _unexpected(context) if fault.found_by == context.rank else ((), 0)
     return _report(context, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more)
 
