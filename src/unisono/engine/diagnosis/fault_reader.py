@@ -283,11 +283,12 @@ def _timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
 
 
 def _message_timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
+    detail = call_text.WINDOW_WAITS[fault.window]
+    found, more = _unexpected(context) if fault.found_by == context.rank and not detail else ((), 0)
     rank = fault.rank if fault.rank >= 0 else None
-    if fault.window:
-        return _report(context, "timeout", fault, rank=rank, detail=call_text.WINDOW_WAITS[fault.window])
-    found, more = _unexpected(context) if fault.found_by == context.rank else ((), 0)
-    return _report(context, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more)
+    return _report(
+        context, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more, detail=detail
+    )
 
 
 def _unexpected(context: FaultContext) -> tuple[tuple[UnexpectedMessage, ...], int]:
