@@ -9,7 +9,8 @@ namespace {
 
 // A rank that wants a lock alone could wait for ever while others that share it come and go. So after a while
 // newcomers wait for it, but only briefly: it may itself wait for a rank that waits for a newcomer.
-constexpr Nanoseconds kLongWait = 10 * kMillisecond, kCourtesy = 20 * kMillisecond;
+constexpr Nanoseconds kLongWait = 10 * kMillisecond;
+constexpr Nanoseconds kCourtesy = 20 * kMillisecond;
 
 }  // namespace
 

@@ -129,10 +129,10 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
         return Group._of(Members(state.ranks, state.world.rank))  # type: ignore[no-any-return]
 
     group = property(Get_group)
-    group_size = property(lambda self: len(self._alive().ranks))
-    group_rank = property(lambda self: self._alive().rank)
-    attrs = property(lambda self: self._alive().attrs)
-    flavor = property(lambda self: self._alive().flavor)
+    group_size = property(lambda self: len(self._alive().ranks), doc="The number of ranks.")
+    group_rank = property(lambda self: self._alive().rank, doc="This process's rank.")
+    attrs = property(lambda self: self._alive().attrs, doc="(address, bytes, unit) of the memory.")
+    flavor = property(lambda self: self._alive().flavor, doc="How it was made: WIN_FLAVOR_...")
 
     @property
     def model(self) -> int:

@@ -283,12 +283,10 @@ def _timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
 
 
 def _message_timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
-    detail = call_text.WINDOW_WAITS[fault.window]
-    found, more = _unexpected(context) if fault.found_by == context.rank and not detail else ((), 0)
-    rank = fault.rank if fault.rank >= 0 else None
-    return _report(
-        context, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more, detail=detail
-    )
+    awaited = call_text.WINDOW_WAITS[fault.window]
+    found, more = _unexpected(context) if fault.found_by == context.rank and not awaited else ((), 0)
+    about: dict[str, Any] = {"rank": fault.rank} if fault.rank >= 0 else {}
+    return _report(context, "timeout", fault, unexpected=found, more_unexpected=more, detail=awaited, **about)
 
 
 def _unexpected(context: FaultContext) -> tuple[tuple[UnexpectedMessage, ...], int]:
