@@ -24,7 +24,7 @@ from unisono.mpi.progress import complete
 _PREDEFINED = {"MPI_REPLACE": _native.REPLACE, "MPI_NO_OP": _native.NO_OP}
 
 
-class Place(NamedTuple):
+class MemoryPlace(NamedTuple):
     """Where the memory of a rank is: that of rank `home` of the world, from byte `base` on.
 
     Attributes:
@@ -86,16 +86,16 @@ class WindowState(State):
         )
         self.native, self.forever = self.window.native, group.timeout_s
 
-    def _placed(self, told: Sequence[tuple[int, int]]) -> list[Place]:
+    def _placed(self, told: Sequence[tuple[int, int]]) -> list[MemoryPlace]:
         if self.flavor != constants.WIN_FLAVOR_SHARED:
-            return [Place(rank, 0, *of) for rank, of in zip(self.ranks, told, strict=True)]
+            return [MemoryPlace(rank, 0, *of) for rank, of in zip(self.ranks, told, strict=True)]
         places, base = [], 0
         for nbytes, unit in told:
-            places.append(Place(self.ranks[0], base, nbytes, unit))
+            places.append(MemoryPlace(self.ranks[0], base, nbytes, unit))
             base += nbytes
         return places
 
-    def _address(self, place: Place) -> int:
+    def _address(self, place: MemoryPlace) -> int:
         return self.window.parts[place.home].base + place.base
 
     def shared(self, rank: int) -> tuple[Any, int]:
@@ -120,7 +120,7 @@ class WindowState(State):
         if fault:
             self.window.fail(call, self.forever)
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> MemoryPlace:
         """Where the memory of a rank is."""
         if not 0 <= rank < len(self.places):
             raise Exception(constants.ERR_RANK, f"rank {rank} of a window of {len(self.places)} ranks")

@@ -14,7 +14,7 @@ from unisono import _native
 from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
-from unisono.engine.windows.window import Part, Window, WindowOwner
+from unisono.engine.windows.window import ExposedPart, Window, WindowOwner
 from unisono.errors import GroupError
 
 MOST_ATTACHED = 1024
@@ -50,10 +50,10 @@ def open_window(
     cell = _cell(_native.window_cell_bytes(size, most))
     place: int = cell.__array_interface__["data"][0]
     _native.make_window_cell(engine, place, most, *extent[:2])
-    parts = [Part(0, 0, 0, -1)] * size
+    parts = [ExposedPart(0, 0, 0, -1)] * size
     told = gather((os.urandom(8).hex(), place, *extent))
     for rank, (_, *part) in zip(members, told, strict=True):
-        parts[rank] = Part(*part)
+        parts[rank] = ExposedPart(*part)
     reached = gather(
         [_native.reaches_window(engine, rank, parts[rank].cell, cell.nbytes) for rank in members]
     )

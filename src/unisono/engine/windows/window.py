@@ -44,7 +44,7 @@ class WindowOwner(Protocol):
         """The error of what aborted the group."""
 
 
-class Part(NamedTuple):
+class ExposedPart(NamedTuple):
     """What a rank exposes.
 
     Attributes:
@@ -88,7 +88,7 @@ class Window:
         owner: WindowOwner,
         native: _native.Window,
         members: Sequence[int],
-        parts: Sequence[Part],
+        parts: Sequence[ExposedPart],
         array: Any,
         keeps: object,
     ) -> None:
@@ -121,7 +121,7 @@ class Window:
         part = self._part(rank)
         return None if part.unit < 0 else np.dtype(DTYPES[part.unit])
 
-    def _part(self, rank: int) -> Part:
+    def _part(self, rank: int) -> ExposedPart:
         if rank not in self._members:
             raise ValueError(f"rank {rank} is not in this window of {self.size} ranks")
         return self.parts[rank]
