@@ -14,6 +14,7 @@ FILE_LINES = 400
 # Files above 400 lines, with the reason why each is one concept. Cutting one in two would be worse.
 WHOLE: dict[str, str] = {
     "csrc/python/calls.cpp": "the way of every call: the methods of Group, what they remember, how they run",
+    "csrc/windows/window.cpp": "the calls of a rank: how it moves, updates, locks, signals and waits",
     "csrc/protocol/control.cpp": "one thread and its connections: what it reads, sends, and finds out",
     "csrc/engine/engine.cpp": "one rank of one group: it numbers, runs, queues and ends its operations",
     "csrc/engine/executor.cpp": "one interpreter of plans, see docs/adr/0001-one-interpreter.md",
@@ -67,8 +68,8 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_674,
-    ("src", "csrc"): 119_400,
-    ("tests",): 77_400,
+    ("src", "csrc"): 121_700,
+    ("tests",): 77_750,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -143,6 +143,8 @@ class Waiter {
   // A message from any rank may also come from this rank itself, of another thread or later.
   void expect_own_messages() { expects_own_messages_ = true; }
   void set_caller_lock(ReleasableLock* caller_lock) { caller_lock_ = caller_lock; }
+  // What a Timeout tells of the awaited rank.
+  void set_window(WindowWait window) { window_ = window; }
 
   // Waits for `ready`, which depends on rank `awaited` (-1: on any rank), and may change `awaited`.
   template <class Ready>
@@ -211,6 +213,17 @@ class Waiter {
   Nanoseconds timeout_ = INT64_MAX;
   Nanoseconds stopped_checked_at_ = 0;  // when it last looked for stopped ranks
   int stopped_rank_ = -1;               // the one that it found then
+  WindowWait window_ = WindowWait::kNone;
+};
+
+// What a thread of a rank waits with, outside the engine's own operations. `control`: nullptr on one host.
+struct WaitContext {
+  GroupState& group;
+  const PeerProcesses& peers;
+  ControlPlane* control;
+  WaitPolicy policy;
+  const std::function<bool()>* interrupted;
+  int rank;
 };
 
 }  // namespace unisono

@@ -52,6 +52,7 @@ void bind_futures(nanobind::module_& m);
 void bind_plain_objects(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_simulator(nanobind::module_& m);
+void bind_windows(nanobind::module_& m);
 
 // Raises an OSError with the errno of `error`.
 void set_os_error(const std::system_error& error);

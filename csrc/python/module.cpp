@@ -169,4 +169,5 @@ NB_MODULE(_native, m) {
   bind_plain_objects(m);
   bind_memory(m);
   bind_simulator(m);
+  bind_windows(m);
 }

@@ -95,6 +95,7 @@ from unisono.mpi.runtime_config import rc
 from unisono.mpi.session import SESSION_NULL, Session
 from unisono.mpi.status import Status
 from unisono.mpi.topology import Cartcomm, Distgraphcomm, Graphcomm, Topocomm
+from unisono.mpi.window import WIN_NULL, Win
 
 globals().update(_NAMED)
 globals().update(_OPS)

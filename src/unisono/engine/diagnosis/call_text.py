@@ -24,6 +24,17 @@ OWN = "the caller's own"
 KIND_SHIFT = 8
 """In the form of a message: below it the dtype, above it 1 for a part of an object."""
 
+WINDOW_WAITS = (
+    "",
+    "has the lock",
+    "is in an update",
+    "has not called fence",
+    "has not called post",
+    "has not called complete",
+    "did not answer",
+)
+"""What a rank did for which a call of a window waited, by its number in the engine."""
+
 
 def kind_name(kind: int) -> str:
     """The name of a call by its number, which another rank may have sent."""

@@ -11,7 +11,7 @@ import msgspec
 from unisono import _native
 from unisono._native import CallRecord, FaultKind, FaultRecord, RankRecord
 from unisono.engine.base.limits import limit_text
-from unisono.engine.diagnosis import report
+from unisono.engine.diagnosis import call_text, report
 from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.call_text import KIND_SHIFT, describe_call, kind_name, message_text
 from unisono.engine.diagnosis.report import (
@@ -283,9 +283,10 @@ def _timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
 
 
 def _message_timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
-    found, more = _unexpected(context) if fault.found_by == context.rank else ((), 0)
-    rank = fault.rank if fault.rank >= 0 else None
-    return _report(context, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more)
+    awaited = call_text.WINDOW_WAITS[fault.window]
+    found, more = _unexpected(context) if fault.found_by == context.rank and not awaited else ((), 0)
+    about: dict[str, Any] = {"rank": fault.rank} if fault.rank >= 0 else {}
+    return _report(context, "timeout", fault, unexpected=found, more_unexpected=more, detail=awaited, **about)
 
 
 def _unexpected(context: FaultContext) -> tuple[tuple[UnexpectedMessage, ...], int]:

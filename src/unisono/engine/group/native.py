@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import ModuleType, TracebackType
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from unisono import _native
 from unisono._native import FaultKind, Status
@@ -37,9 +37,13 @@ from unisono.engine.group.parent_group import ParentGroup, making, watching
 from unisono.engine.group.shrink import excluded_ranks
 from unisono.engine.group.succession import shrink_group
 from unisono.engine.group.work import MessageWork, seconds
+from unisono.engine.memory.buffers import ITEMSIZES, pinned, view
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
 from unisono.errors import GroupClosed, GroupError, NotSupported, RendezvousError
+
+if TYPE_CHECKING:
+    from unisono.engine.windows.window import Window
 
 
 class NativeGroup(MembershipGroup):
@@ -218,6 +222,20 @@ class NativeGroup(MembershipGroup):
         rendezvous: Rendezvous | None = None if alive is None else alive[2][1]
         return rendezvous
 
+    def _window(self, array: Any) -> Window:
+        from unisono.engine.windows.opening import open_window  # most programs have none
+
+        planner, ranks = self._planner, range(self.size)
+        planner.check_open()
+        base, numel, dtype = (0, 0, -1) if array is None else view(array, True, "array")
+        extent = base, numel * ITEMSIZES[dtype], dtype
+        gather, meeting = self.all_gather_object, self._meeting()
+        return open_window(planner, ranks, gather, array, extent, pinned(array), meeting=meeting)
+
+    def _meeting(self) -> tuple[Store, Identity] | None:
+        """Where ranks of a window meet, and who is in this group."""
+        return None if self._store is None or self._identity is None else (self._store, self._identity)
+
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:
         planner, engine = self._planner, self._planner.engine
         fault, status = engine.probe(rank, planner.travelling(tag), timeout_s)
@@ -335,6 +353,9 @@ class DuplicateGroup(NativeGroup):
     @property
     def _original(self) -> NativeGroup:
         return self._of
+
+    def _meeting(self) -> tuple[Store, Identity] | None:
+        return self._original._meeting()
 
     def _shrink(self, exclude: Sequence[int], timeout_s: float) -> Group:  # noqa: ARG002
         self._refuse_membership("shrink()")
