@@ -48,8 +48,8 @@ SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 WAIT_POLICIES = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})
 """Each of these sets how idle OpenMP threads wait."""
-REPLACEABLE = ("gloo",)
-"""Backends of PyTorch that Unisono can replace."""
+REPLACEABLE = ("gloo", "mpi4py")
+"""What Unisono can replace: a backend of PyTorch, and a package."""
 
 
 def _whole_number(least: int, most: int) -> Parser:
@@ -232,7 +232,7 @@ VARIABLES = _table(
     ),
     EnvironmentVariable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache if it is not set"),
     EnvironmentVariable(
-        "UNISONO_REPLACE", "replace", _backend, "PyTorch backend that Unisono replaces: gloo"
+        "UNISONO_REPLACE", "replace", _backend, "what Unisono replaces: gloo (of PyTorch) or mpi4py"
     ),
     EnvironmentVariable(
         "UNISONO_VIRTUAL_GPUS", "virtual_gpus", _whole_number(0, 64), "number of virtual GPUs"

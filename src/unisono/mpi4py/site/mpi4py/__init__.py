@@ -1,0 +1,12 @@
+"""mpi4py in the ranks of `unisono run --replace mpi4py`. Each module here stands for one of Unisono's."""
+
+from unisono.mpi4py.package import (  # noqa: F401
+    Rc,
+    __version__,
+    get_config,
+    get_include,
+    profile,
+    rc,
+)
+
+__all__ = ["MPI"]  # noqa: F822 (a module)
