@@ -50,7 +50,8 @@ inline MessageEnvelope envelope(int source, const MessageHeader& header) {
 
 // Whether a receive from `wanted_peer` with `wanted_tag` matches a message.
 inline bool matches(int wanted_peer, int wanted_tag, int peer, int tag) {
-  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == kAnyTag || wanted_tag == tag);
+  return (wanted_peer == kAnyRank || wanted_peer == peer) &&
+         (wanted_tag == kAnyTag || wanted_tag == tag || wanted_tag == any_tag_of(tag >> kTagBits));
 }
 
 // Allocating and copying so many bytes takes longer than another thread should wait for the GIL.
@@ -110,6 +111,7 @@ class Channels {
     bool whole = false;                  // all bytes have arrived
     uint64_t number = 0;                 // of its offer
     bool asked = false;                  // the offer was granted
+    bool synchronous = false;            // only a receive that matches may ask for it
     std::shared_ptr<Request> request{};  // the receive that gets it
     bool stored() const { return bytes != nullptr; }
     bool waits() const { return number != 0 && !asked; }  // in its sender

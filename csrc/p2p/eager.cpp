@@ -106,7 +106,7 @@ bool Channels::receive_now(Request& wanted, int spins) {
     if (header.frame() != MessageFrame::kMessage || header.zero_copy() || header.nbytes > kEagerBytes ||
         !wanted.takes(header))
       return std::nullopt;
-    if (wanted.tag != kAnyTag && wanted.tag != header.tag) return std::nullopt;
+    if (!matches(peer, wanted.tag, peer, header.tag)) return std::nullopt;
     wanted.accept(header);
     return std::span(wanted.data, header.nbytes);
   };

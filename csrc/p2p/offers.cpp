@@ -14,7 +14,8 @@ namespace unisono {
 bool Channels::write_header(int peer, Request& request) {
   if (request.header_moved == 0) {
     // One that has begun a zero-copy transfer stays what it is, though there was no room for its header.
-    if (request.frame == MessageFrame::kMessage && !request.zero_copy && must_offer(peer, request)) {
+    if (request.frame == MessageFrame::kMessage && !request.zero_copy &&
+        (request.synchronous || must_offer(peer, request))) {
       request.frame = MessageFrame::kOffer;
       request.number = ++offers(peer).made;
     }
@@ -23,8 +24,10 @@ bool Channels::write_header(int peer, Request& request) {
   }
   if (request.header_moved == sizeof(Header)) return true;
   const bool numbered = request.frame == MessageFrame::kGrant || request.frame == MessageFrame::kGranted;
+  const bool held = request.synchronous && request.frame == MessageFrame::kOffer;
   const Header header{numbered ? request.number : request.nbytes, request.tag,
-                      Header::of(request.form, request.frame, request.zero_copy)};
+                      Header::of(request.form, held ? MessageFrame::kSynchronousOffer : request.frame,
+                                 request.zero_copy)};
   const bool more = request.nbytes > 0 && request.frame != MessageFrame::kOffer;
   const auto* const head = reinterpret_cast<const unsigned char*>(&header);
   request.header_moved +=
@@ -76,6 +79,7 @@ bool Channels::take_frame(int peer) {
     case MessageFrame::kMessage:
       break;
     case MessageFrame::kOffer:
+    case MessageFrame::kSynchronousOffer:
       place_offer(peer, header);
       return true;
     case MessageFrame::kGrant:
@@ -94,6 +98,7 @@ void Channels::place_offer(int peer, const Header& header) {
   const Header plain{header.nbytes, header.tag, header.form()};
   const auto message = unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, plain, nullptr});
   message->number = ++offers(peer).received;
+  message->synchronous = header.frame() == MessageFrame::kSynchronousOffer;
   if (const std::shared_ptr<Request> request = take_match(peer, plain))
     grant_to(request, message);
   else
@@ -126,7 +131,7 @@ void Channels::grant(Unexpected::iterator message) {
 void Channels::store_offers() {
   may_store_ = false;
   for (auto message = unexpected_.begin(); message != unexpected_.end(); ++message) {
-    if (!message->waits() || !can_store(message->peer, message->header.nbytes)) continue;
+    if (!message->waits() || message->synchronous || !can_store(message->peer, message->header.nbytes)) continue;
     store(message->peer, message->header, *message);
     grant(message);
   }

@@ -12,6 +12,10 @@ namespace unisono {
 
 constexpr int kAnyRank = -1;
 constexpr int kAnyTag = -1;
+// The upper bits of a tag may number a context: the traffic of one communicator. A receive with the tag
+// `any_tag_of(context)` matches all tags of that context, and no others.
+constexpr int kTagBits = 20;
+constexpr int any_tag_of(int context) { return kAnyTag - 1 - context; }
 
 // Whether two ranges of memory share a byte.
 inline bool overlap(const unsigned char* one, uint64_t nbytes, const unsigned char* other, uint64_t length) {
@@ -31,6 +35,8 @@ struct Request {
   size_t header_moved = 0;
   bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
   bool exact = false;      // receive: a shorter message is refused, too
+  bool raw = false;          // receive: bytes of any form; a longer message goes into memory of its own
+  bool synchronous = false;  // send: its bytes wait until a receive matches
   bool sized = false;      // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;         // that memory
   bool cancelled = false;                       // set before `done`
@@ -43,12 +49,13 @@ struct Request {
   std::atomic<bool> done{false};
 
   bool takes(const MessageHeader& header) const {
-    return form == header.form() && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes));
+    return raw || (form == header.form() && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes)));
   }
   // A message that it takes is its own now. Throws std::bad_alloc.
   void accept(const MessageHeader& header) {
+    const bool fits = !sized && header.nbytes <= nbytes;
     nbytes = header.nbytes;
-    if (!sized) return;
+    if (fits) return;
     own.reset(new unsigned char[nbytes]);
     data = own.get();
   }

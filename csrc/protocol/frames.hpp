@@ -64,9 +64,10 @@ bool is_form(uint32_t form);
 
 // kMessage: the bytes of a message follow. kOffer: a message whose bytes wait in the sender. kGrant: its
 // receiver asks for them. kGranted: they follow. kFull: offer all further messages, until kRoom. Offers are
-// counted from 1 on; kGrant and kGranted carry that number as `nbytes`.
-enum class MessageFrame : uint32_t { kMessage, kOffer, kGrant, kGranted, kFull, kRoom };
-constexpr uint32_t kMessageFrames = 6;
+// counted from 1 on; kGrant and kGranted carry that number as `nbytes`. kSynchronousOffer: only a receive that
+// matches may ask for them.
+enum class MessageFrame : uint32_t { kMessage, kOffer, kGrant, kGranted, kFull, kRoom, kSynchronousOffer };
+constexpr uint32_t kMessageFrames = 7;
 
 struct MessageHeader {
   LittleEndian<uint64_t> nbytes;

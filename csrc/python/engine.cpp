@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "python/bindings.hpp"
+#include "python/messages.hpp"
 #include "python/status.hpp"
 
 namespace nb = nanobind;
@@ -83,16 +84,18 @@ OperationDescriptor operation(Engine& engine, const std::vector<int32_t>& code, 
 // nullopt: the memory is in use, see ReceiveBuffers.
 std::optional<std::shared_ptr<Request>> post(Engine& engine, bool sending, int peer, int tag, int dtype,
                                              bool object, bool exact, Address data, size_t nbytes,
-                                             double timeout_s) {
+                                             double timeout_s, bool synchronous = false) {
   engine.check_process();
   if (sending || peer != kAnyRank) engine.member(peer);
-  if (tag < (sending ? 0 : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
+  if (tag < (sending ? 0 : engine.raw_messages ? INT32_MIN : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
   // The dtype of an array, or the form of codes (their dtype is uint8).
   if (dtype < 0 || !is_form(static_cast<uint32_t>(dtype)) || (object && dtype >> 8 != 0))
     throw std::invalid_argument("no such dtype");
   auto request = std::make_shared<Request>();
   request->sending = sending;
   request->exact = exact;
+  request->raw = engine.raw_messages;
+  request->synchronous = synchronous;
   request->peer = peer;
   request->tag = tag;
   request->form = static_cast<uint32_t>(dtype) | (object ? form_of(DType{}, MessageKind::kObject) : 0);
@@ -151,9 +154,13 @@ void bind_messages(nb::class_<Engine>& engine) {
   engine
       .def("post_send",
            [](Engine& self, int peer, int tag, int dtype, bool object, Address data, size_t nbytes,
-              double timeout_s) {
-             return post(self, true, peer, tag, dtype, object, false, data, nbytes, timeout_s);
-           })
+              double timeout_s, bool synchronous) {
+             return post(self, true, peer, tag, dtype, object, false, data, nbytes, timeout_s, synchronous);
+           },
+           nb::arg("peer"), nb::arg("tag"), nb::arg("dtype"), nb::arg("object"), nb::arg("data"),
+           nb::arg("nbytes"), nb::arg("timeout_s"), nb::arg("synchronous") = false)
+      .def_rw("raw_messages", &Engine::raw_messages,
+              "Receives take bytes of any dtype; of a longer message `own` has the bytes; tags have contexts.")
       .def("post_recv",
            [](Engine& self, int peer, int tag, int dtype, bool exact, Address data, size_t nbytes,
               double timeout_s) {
@@ -216,6 +223,13 @@ void bind_request(nb::module_& m) {
       .def_prop_ro("fault", [](const Request& r) { return static_cast<int>(r.fault.load()); })
       .def_ro("peer", &Request::peer)
       .def_ro("cancelled", &Request::cancelled)
+      .def(
+          "take_own",
+          [](Request& r) -> nb::object {
+            if (!r.own) return nb::none();
+            return bytes_of(std::move(r.own), r.nbytes);
+          },
+          "The bytes of a message that was longer than the buffer of a raw receive, otherwise None.")
       .def_prop_ro(
           "status", [](const Request& r) { return Status::of(r.peer, r.tag, r.form, r.nbytes); },
           "The status of a receive that has ended without an error.");

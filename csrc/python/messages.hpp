@@ -34,7 +34,9 @@ class MessageCall {
       return false;
     }
     const bool named = rank >= 0 && rank < engine.size();
-    const bool tagged = (number >= 0 && number <= INT32_MAX) || (number == unisono::kAnyTag && !sending);
+    raw_ = engine.raw_messages;
+    const bool tagged = (number >= 0 && number <= INT32_MAX) ||
+                        (!sending && (number == unisono::kAnyTag || (raw_ && number < 0)));
     if (!(named || anybody) || !tagged) return false;
     if (!sized() && (!buffers_.see(given[0]) || buffers_.count != 1 || buffers_.number)) return false;
     if (!sending && buffers_.readonly) return false;
@@ -127,6 +129,7 @@ class MessageCall {
     request.sending = sending;
     request.exact = exact_;
     request.sized = sized();
+    request.raw = raw_;
     request.peer = peer_;
     request.tag = tag_;
     request.form = form();
@@ -139,7 +142,7 @@ class MessageCall {
   const char* const name_;  // of the caller's method, where it is another one
   CallBuffers buffers_;
   int peer_ = 0, tag_ = 0;
-  bool refused_ = false;
+  bool refused_ = false, raw_ = false;
   uint64_t nbytes_ = 0;  // of the received message
   std::unique_ptr<unsigned char[]> own_;
 };

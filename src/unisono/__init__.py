@@ -55,7 +55,7 @@ _HOMES = {
         "UnisonoError",
     ),
 }
-_ROOMS = ("codecs", "networks")
+_ROOMS = {"codecs": "unisono.codecs", "networks": "unisono.networks", "MPI": "unisono.mpi"}
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ if not TYPE_CHECKING:  # to a type checker a name that does not exist is an erro
         if name in _OPS:
             value: Any = getattr(import_module("unisono.engine.operations.reduction").ReduceOp, name)
         elif name in _ROOMS:
-            value = import_module(f"unisono.{name}")
+            value = import_module(_ROOMS[name])
         else:
             home = next((home for home, names in _HOMES.items() if name in names), None)
             if home is None:

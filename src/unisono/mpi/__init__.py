@@ -1,0 +1,100 @@
+"""`MPI`: the names and the behaviour of mpi4py's module MPI, over Unisono's engine.
+
+    from unisono import MPI
+    comm = MPI.COMM_WORLD
+
+It needs no MPI and no mpi4py. A program that no launcher has started is one rank of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.mpi import constants as _constants
+from unisono.mpi import handle as _handle
+from unisono.mpi.comm import COMM_NULL, COMM_SELF, COMM_WORLD, Comm, Intracomm
+from unisono.mpi.constants import *  # noqa: F403
+from unisono.mpi.datatype import DATATYPE_NULL, Datatype
+from unisono.mpi.environment import (
+    Finalize,
+    Get_abi_version,
+    Get_hw_resource_info,
+    Get_library_version,
+    Get_processor_name,
+    Get_version,
+    Init,
+    Init_thread,
+    Is_finalized,
+    Is_initialized,
+    Is_thread_main,
+    Pcontrol,
+    Query_thread,
+    Wtick,
+    Wtime,
+    get_vendor,
+)
+from unisono.mpi.errors import (
+    ERRHANDLER_NULL,
+    ERRORS_ABORT,
+    ERRORS_ARE_FATAL,
+    ERRORS_RETURN,
+    Add_error_class,
+    Add_error_code,
+    Add_error_string,
+    Errhandler,
+    Exception,
+    Get_error_class,
+    Get_error_string,
+    Remove_error_class,
+    Remove_error_code,
+    Remove_error_string,
+)
+from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
+from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
+from unisono.mpi.intercomm import Intercomm
+from unisono.mpi.memory import (
+    BOTTOM,
+    BUFFER_AUTOMATIC,
+    IN_PLACE,
+    Aint_add,
+    Aint_diff,
+    Alloc_mem,
+    Attach_buffer,
+    BottomType,
+    BufferAutomaticType,
+    Detach_buffer,
+    Flush_buffer,
+    Free_mem,
+    Get_address,
+    InPlaceType,
+    buffer,
+    memory,
+)
+from unisono.mpi.message import MESSAGE_NO_PROC, MESSAGE_NULL, Message
+from unisono.mpi.named_types import NAMED as _NAMED
+from unisono.mpi.op import OP_NULL, Op
+from unisono.mpi.op import OPS as _OPS
+from unisono.mpi.pickling import Pickle, pickle
+from unisono.mpi.rc import rc
+from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
+from unisono.mpi.status import Status
+from unisono.mpi.topology import Cartcomm, Compute_dims, Distgraphcomm, Graphcomm, Topocomm
+
+globals().update(_NAMED)
+globals().update(_OPS)
+_typedict = None
+
+
+def _name_constants() -> None:
+    """Handles that are constants pickle by name; classes say that they are of this module."""
+    for name, value in list(globals().items()):
+        if isinstance(value, _handle.Handle) and (value or name.endswith("_NULL")):
+            _handle.constants.setdefault((value._family, value.handle), name)
+        elif isinstance(value, type) and value.__module__.startswith("unisono.mpi."):
+            value.__module__ = __name__
+
+
+if rc.initialize:
+    Init_thread()
+_name_constants()
+del annotations, Any

@@ -1,0 +1,107 @@
+"""Attributes: values that a program keeps with a communicator, a datatype or a window, by key."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from unisono.mpi import constants
+from unisono.mpi.errors import Exception
+
+
+class _Key(NamedTuple):
+    family: type
+    copy: Any
+    delete: Any
+    nopython: bool
+
+
+_keys: dict[int, _Key] = {}
+_numbers = itertools.count(0x68000001)
+
+
+class HasAttributes:
+    """The methods of an object that has attributes."""
+
+    _family: Any
+    _state: Any
+    _alive: Any
+
+    @classmethod
+    def Create_keyval(
+        cls,
+        copy_fn: Callable[..., Any] | bool | None = None,
+        delete_fn: Callable[..., None] | None = None,
+        nopython: bool = False,
+    ) -> int:
+        """A new key. copy_fn(object, key, value): the value in a duplicate; None or False: it has none."""
+        number = next(_numbers)
+        _keys[number] = _Key(cls._family, copy_fn, delete_fn, nopython)
+        return number
+
+    @classmethod
+    def Free_keyval(cls, keyval: int) -> int:
+        """Release a key; values that are set stay."""
+        if keyval not in _keys or _keys[keyval].family is not cls._family:
+            raise Exception(constants.ERR_KEYVAL, f"there is no key {keyval}")
+        _freed[keyval] = _keys.pop(keyval)
+        return constants.KEYVAL_INVALID
+
+    def Get_attr(self, keyval: int) -> Any:
+        """The value of a key, or None."""
+        state = self._alive()
+        if keyval in self._predefined():
+            return self._predefined()[keyval]
+        self._known(keyval)
+        return state.attributes.get(keyval)
+
+    def Set_attr(self, keyval: int, attrval: Any) -> None:
+        """Set the value of a key; an old one is deleted first."""
+        state = self._alive()
+        self._known(keyval)
+        if keyval in state.attributes:
+            self._delete(keyval)
+        if _keys[keyval].nopython:
+            attrval = int(attrval)
+        state.attributes[keyval] = attrval
+
+    def Delete_attr(self, keyval: int) -> None:
+        """Delete the value of a key."""
+        state = self._alive()
+        self._known(keyval)
+        if keyval not in state.attributes:
+            raise Exception(constants.ERR_KEYVAL, f"key {keyval} has no value here")
+        self._delete(keyval)
+
+    def _predefined(self) -> dict[int, Any]:
+        return {}
+
+    def _known(self, keyval: int) -> None:
+        if keyval not in _keys or _keys[keyval].family is not self._family:
+            raise Exception(constants.ERR_KEYVAL, f"there is no key {keyval}")
+
+    def _delete(self, keyval: int) -> None:
+        key = _keys.get(keyval) or _freed[keyval]
+        if callable(key.delete):
+            key.delete(self, keyval, self._state.attributes[keyval])
+        del self._state.attributes[keyval]
+
+    def _delete_all(self) -> None:
+        for keyval in reversed(list(self._state.attributes)):
+            self._delete(keyval)
+
+    def _copy_all(self, state: Any) -> None:
+        """Give a duplicate the attributes that its keys copy."""
+        for keyval, value in self._state.attributes.items():
+            copy = (_keys.get(keyval) or _freed[keyval]).copy
+            if copy is True:
+                state.attributes[keyval] = value
+            elif callable(copy):
+                found = copy(self, keyval, value)
+                if found is not NotImplemented:
+                    state.attributes[keyval] = found
+
+
+_freed: dict[int, _Key] = {}
+"""Keys that were freed while objects had values of them."""

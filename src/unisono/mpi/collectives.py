@@ -1,0 +1,299 @@
+"""Collectives of buffers. Each is one method, see plan.py, for communicators of one side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from unisono.mpi import constants, schedules
+from unisono.mpi.errors import Exception, whole
+from unisono.mpi.lane import Lane
+from unisono.mpi.memory import IN_PLACE
+from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
+from unisono.mpi.op import OPS, Op, check_alike, check_type, engine_op
+from unisono.mpi.plan import Plan, forms
+from unisono.mpi.progress import Schedule
+
+SUM = OPS["SUM"]
+
+
+def check_root(root: int, size: int) -> int:
+    """Check the number of a root.
+
+    Raises:
+        Exception: there is no such rank.
+    """
+    root = whole(root, "root")
+    if not 0 <= root < size:
+        raise Exception(constants.ERR_ROOT, f"root is {root}, expected 0..{size - 1}")
+    return root
+
+
+def copy_of(block: Block) -> Any:
+    """The packed items of a block, not in its own memory."""
+    packed = block.pack()
+    return packed.copy() if block.dense else packed
+
+
+class Collectives:
+    """The collectives of `Intracomm`."""
+
+    _state: Any
+
+    def _barrier(self, lane: Lane) -> Plan:
+        """Wait until every rank has called it."""
+        return Plan(schedules.barrier(lane), lambda group, later: group.barrier(async_op=later))
+
+    def _bcast(self, lane: Lane, buf: Any, root: int = 0) -> Plan:
+        """Copy the items of the root to every rank."""
+        root = check_root(root, lane.size)
+        block = simple(buf, writable=lane.rank != root)
+        if block.nbytes == 0:
+            return Plan(schedules.broadcast_block(lane, block, root))
+        data = block.pack() if lane.rank == root else block.room()
+        return Plan(
+            schedules.broadcast_block(lane, block, root),
+            lambda group, later: group.broadcast(data, root, async_op=later),
+            None if lane.rank == root or block.dense else lambda: block.fill(data),
+        )
+
+    # ---- gather and scatter
+
+    def _gather(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+        """Gather blocks of one size on the root."""
+        return self._gather_by(lane, sendbuf, recvbuf, root, equal)
+
+    def _gatherv(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+        """Gather blocks of any sizes on the root."""
+        return self._gather_by(lane, sendbuf, recvbuf, root, vector)
+
+    def _gather_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
+        root = check_root(root, lane.size)
+        blocks = parts(recvbuf, lane.size, writable=True) if lane.rank == root else None
+        if lane.rank == root and sendbuf is IN_PLACE:
+            mine = None
+        else:
+            mine = simple(sendbuf, writable=False)
+        return Plan(schedules.gather(lane, mine, blocks, root))
+
+    def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+        """Give every rank a block of the root, of one size."""
+        return self._scatter_by(lane, sendbuf, recvbuf, root, equal)
+
+    def _scatterv(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
+        """Give every rank a block of the root, of any sizes."""
+        return self._scatter_by(lane, sendbuf, recvbuf, root, vector)
+
+    def _scatter_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
+        root = check_root(root, lane.size)
+        blocks = parts(sendbuf, lane.size, writable=False) if lane.rank == root else None
+        mine = None if recvbuf is IN_PLACE and lane.rank == root else simple(recvbuf, writable=True)
+        return Plan(schedules.scatter(lane, blocks, mine, root))
+
+    # ---- all to all
+
+    def _allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Gather blocks of one size on every rank."""
+        blocks = equal(recvbuf, lane.size, writable=True)
+        mine = None if sendbuf is IN_PLACE else simple(sendbuf, writable=False)
+        schedule = schedules.all_gather(lane, mine, blocks)
+        nbytes = blocks[0].nbytes
+        if nbytes == 0 or (mine is not None and mine.nbytes != nbytes):
+            return Plan(schedule)
+        whole_block = Block(blocks[0].raw, blocks[0].start, blocks[0].count * lane.size, blocks[0].type)
+        room = whole_block.room()
+        own = room[lane.rank * nbytes :][:nbytes]
+        if mine is None and not whole_block.dense:
+            own[:] = blocks[lane.rank].pack()
+        packed = own if mine is None else mine.pack()
+        return Plan(
+            schedule,
+            lambda group, later: group.all_gather(room, packed, async_op=later),
+            None if whole_block.dense else lambda: whole_block.fill(room),
+        )
+
+    def _allgatherv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Gather blocks of any sizes on every rank."""
+        blocks = vector(recvbuf, lane.size, writable=True)
+        mine = None if sendbuf is IN_PLACE else simple(sendbuf, writable=False)
+        return Plan(schedules.all_gather(lane, mine, blocks))
+
+    def _alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Send block i to rank i; all blocks are of one size."""
+        incoming = equal(recvbuf, lane.size, writable=True)
+        outgoing = None if sendbuf is IN_PLACE else equal(sendbuf, lane.size, writable=False)
+        return Plan(schedules.all_to_all(lane, outgoing, incoming))
+
+    def _alltoallv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Send block i to rank i; blocks are of any sizes."""
+        incoming = vector(recvbuf, lane.size, writable=True)
+        outgoing = None if sendbuf is IN_PLACE else vector(sendbuf, lane.size, writable=False)
+        return Plan(schedules.all_to_all(lane, outgoing, incoming))
+
+    def _alltoallw(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
+        """Send block i to rank i; blocks are of any sizes and types."""
+        incoming = by_types(recvbuf, lane.size, writable=True)
+        outgoing = None if sendbuf is IN_PLACE else by_types(sendbuf, lane.size, writable=False)
+        return Plan(schedules.all_to_all(lane, outgoing, incoming))
+
+    # ---- reductions
+
+    def _reduce(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
+        """Reduce to the root, in the order of ranks."""
+        root = check_root(root, lane.size)
+        target = simple(recvbuf, writable=True) if lane.rank == root else None
+        source = _contribution(sendbuf, target)
+        check_type(op, source.type)
+        engine = engine_op(op, source.type)
+        packed = copy_of(source)
+
+        def schedule() -> Schedule:
+            found = yield from schedules.reduce(lane, packed, op, source.type, root)
+            if target is not None:
+                target.fill(found)
+
+        if engine is None or packed.size == 0:
+            return Plan(schedule())
+        values = packed.view(source.type.dtype)
+        return Plan(
+            schedule(),
+            lambda group, later: group.reduce(values, root, engine, async_op=later),
+            None if target is None else lambda: target.fill(packed),
+        )
+
+    def _allreduce(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+        """Reduce to every rank."""
+        target = simple(recvbuf, writable=True)
+        source = _contribution(sendbuf, target)
+        check_type(op, source.type)
+        engine = engine_op(op, source.type)
+        packed = copy_of(source)
+
+        def schedule() -> Schedule:
+            found = yield from schedules.all_reduce(lane, packed, op, source.type)
+            target.fill(found)
+
+        if engine is None or packed.size == 0:
+            return Plan(schedule())
+        values = packed.view(source.type.dtype)
+        return Plan(
+            schedule(),
+            lambda group, later: group.all_reduce(values, engine, async_op=later),
+            lambda: target.fill(packed),
+        )
+
+    def _scan(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+        """Reduce over the ranks up to this one."""
+        return self._prefix(lane, sendbuf, recvbuf, op, True)
+
+    def _exscan(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+        """Reduce over the ranks below this one; nothing changes on rank 0."""
+        return self._prefix(lane, sendbuf, recvbuf, op, False)
+
+    def _prefix(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op, inclusive: bool) -> Plan:
+        target = simple(recvbuf, writable=True)
+        source = _contribution(sendbuf, target)
+        check_type(op, source.type)
+        packed = copy_of(source)
+
+        def schedule() -> Schedule:
+            found = yield from schedules.scan(lane, packed, op, source.type, inclusive)
+            if found is not None:
+                target.fill(found)
+
+        return Plan(schedule())
+
+    def _reduce_scatter_block(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+        """Reduce, and give every rank a block of one size."""
+        if sendbuf is IN_PLACE:
+            target = simple(recvbuf, writable=True, blocks=lane.size)
+            source = Block(target.raw, target.start, target.count * lane.size, target.type)
+        else:
+            target = simple(recvbuf, writable=True)
+            first = simple(sendbuf, writable=False, blocks=lane.size)
+            check_alike(first, target)
+            source = Block(first.raw, first.start, first.count * lane.size, first.type)
+        return self._reduce_blocks(lane, source, target, [target.count] * lane.size, op)
+
+    def _reduce_scatter(
+        self, lane: Lane, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Op = SUM
+    ) -> Plan:
+        """Reduce, and give every rank a block of any size."""
+        target = simple(recvbuf, writable=True)
+        source = target if sendbuf is IN_PLACE else simple(sendbuf, writable=False)
+        if source.type is not target.type:
+            raise ValueError("mismatch in send and receive MPI datatypes")
+        if recvcounts is None:
+            counts = None
+            if sendbuf is IN_PLACE:
+                counts = [
+                    target.count // lane.size + (target.count % lane.size > r) for r in range(lane.size)
+                ]
+        else:
+            counts = [whole(one, "recvcounts") for one in recvcounts]
+            _check_counts(counts, lane, source, target)
+        return self._reduce_blocks(lane, source, target, counts, op)
+
+    def _reduce_blocks(
+        self, lane: Lane, source: Block, target: Block, counts: list[int] | None, op: Op
+    ) -> Plan:
+        """counts: None: each rank knows its own, and tells the others."""
+        check_type(op, source.type)
+        size = source.type.layout.size
+        packed = copy_of(source)
+
+        def schedule() -> Schedule:
+            told = counts
+            if told is None:
+                rows = np.zeros((lane.size, 8), np.uint8)
+                raw = rows.reshape(-1)
+                blocks = [Block(raw, 8 * rank, 8, BYTE) for rank in range(lane.size)]
+                rows[lane.rank] = np.array([target.count]).view(np.uint8)
+                yield from schedules.all_gather(lane, None, blocks)
+                told = raw.view(np.int64).tolist()
+                _check_counts(told, lane, source, target)
+            found = yield from schedules.reduce(lane, packed, op, source.type, 0)
+            mine = np.empty(told[lane.rank] * size, np.uint8)
+            parts = None
+            if lane.rank == 0:
+                starts = np.cumsum([0, *told]) * size
+                parts = [Block(found, int(starts[r]), told[r] * size, BYTE) for r in range(lane.size)]
+            yield from schedules.scatter(lane, parts, Block(mine, 0, mine.size, BYTE), 0)
+            target.fill(mine)
+
+        return Plan(schedule())
+
+
+BYTE = Block(np.zeros(0, np.uint8), 0, 0, simple(b"", writable=False).type).type
+
+
+def _check_counts(counts: list[int], lane: Lane, source: Block, target: Block) -> None:
+    if len(counts) != lane.size:
+        raise ValueError(f"expecting {lane.size} items, got {len(counts)}")
+    if counts[lane.rank] > target.count:
+        raise ValueError(f"mismatch in receive count {target.count} and recvcounts {counts[lane.rank]}")
+    if sum(counts) != source.count and source is not target:
+        raise ValueError(f"mismatch in send count {source.count} and sum(recvcounts) {sum(counts)}")
+
+
+def _contribution(sendbuf: Any, target: Block | None) -> Block:
+    """The items that a rank gives to a reduction."""
+    if sendbuf is IN_PLACE and target is not None:
+        return target
+    source = simple(sendbuf, writable=False)
+    if target is not None:
+        check_alike(source, target)
+    return source
+
+
+SHARED = {
+    "_barrier": "Barrier", "_bcast": "Bcast", "_gather": "Gather", "_gatherv": "Gatherv",
+    "_scatter": "Scatter", "_scatterv": "Scatterv", "_allgather": "Allgather", "_allgatherv": "Allgatherv",
+    "_alltoall": "Alltoall", "_alltoallv": "Alltoallv", "_alltoallw": "Alltoallw", "_reduce": "Reduce",
+    "_allreduce": "Allreduce", "_reduce_scatter_block": "Reduce_scatter_block",
+    "_reduce_scatter": "Reduce_scatter",
+}  # fmt: skip
+"""The collectives that intercommunicators have, too."""
+forms(Collectives, {**SHARED, "_scan": "Scan", "_exscan": "Exscan"})

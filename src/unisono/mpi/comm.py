@@ -1,0 +1,290 @@
+"""`Comm` and `Intracomm`: ranks that communicate, and how new ones are made of them."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from unisono.mpi import constants
+from unisono.mpi.attributes import HasAttributes
+from unisono.mpi.collectives import Collectives
+from unisono.mpi.comm_state import CommState
+from unisono.mpi.context import agree
+from unisono.mpi.errors import Exception, HasErrhandler, whole
+from unisono.mpi.group import Group, Members
+from unisono.mpi.handle import Handle
+from unisono.mpi.info import Info
+from unisono.mpi.lane import Lane
+from unisono.mpi.objects import ObjectCollectives, ObjectMessages
+from unisono.mpi.point_to_point import PointToPoint
+from unisono.mpi.progress import Schedule, ScheduleRun, complete
+from unisono.mpi.request import Request
+from unisono.mpi.transport import MOST_TAG
+
+
+class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
+    """Ranks that communicate."""
+
+    _state: Any
+    _null = constants.ERR_COMM
+
+    # ---- who it is
+
+    def Get_size(self) -> int:
+        """The number of ranks, of this side."""
+        return self._alive().size  # type: ignore[no-any-return]
+
+    def Get_rank(self) -> int:
+        """This process's rank."""
+        return self._alive().rank  # type: ignore[no-any-return]
+
+    size, rank = property(Get_size), property(Get_rank)
+
+    def Get_group(self) -> Group:
+        """The ranks as a group."""
+        state = self._alive()
+        return Group._of(Members(state.ranks, state.world.rank))  # type: ignore[no-any-return]
+
+    group = property(Get_group)
+
+    def Is_inter(self) -> bool:
+        """Whether it has two sides."""
+        return self._alive().remote is not None
+
+    def Is_intra(self) -> bool:
+        """Whether it has one side."""
+        return self._alive().remote is None
+
+    is_inter, is_intra = property(Is_inter), property(Is_intra)
+
+    def Get_topology(self) -> int:
+        """CART, GRAPH, DIST_GRAPH or UNDEFINED."""
+        topology = self._alive().topology
+        return constants.UNDEFINED if topology is None else topology.kind  # type: ignore[no-any-return]
+
+    topology = property(Get_topology)
+    is_topo = property(lambda self: self.Get_topology() != constants.UNDEFINED)
+
+    def Compare(self, comm: Comm) -> int:
+        """IDENT: the same; CONGRUENT: the same ranks in the same order; SIMILAR: the same ranks; UNEQUAL."""
+        mine, other = self._alive(), comm._alive()
+        if mine is other:
+            return constants.IDENT
+        if (mine.remote is None) != (other.remote is None):
+            return constants.UNEQUAL
+        sides = [(mine.ranks, other.ranks), (mine.remote or (), other.remote or ())]
+        if all(one == two for one, two in sides):
+            return constants.CONGRUENT
+        alike = all(set(one) == set(two) for one, two in sides)
+        return constants.SIMILAR if alike else constants.UNEQUAL
+
+    def Get_name(self) -> str:
+        """Its name."""
+        return "MPI_COMM_NULL" if self._state is None else self._state.name
+
+    def Set_name(self, name: str) -> None:
+        """Set its name."""
+        self._alive().name = name
+
+    name = property(Get_name, Set_name)
+
+    def Get_info(self) -> Info:
+        """Its hints."""
+        return Info.Create(self._alive().info)
+
+    def Set_info(self, info: Info) -> None:
+        """Set hints. None has an effect."""
+        self._alive().info.update(dict(info.items()))
+
+    info = property(Get_info, Set_info)
+
+    def _predefined(self) -> dict[int, Any]:
+        alive = {
+            constants.TAG_UB: MOST_TAG, constants.IO: constants.ANY_SOURCE, constants.WTIME_IS_GLOBAL: 0,
+            constants.UNIVERSE_SIZE: self._alive().world.size, constants.HOST: constants.PROC_NULL,
+            constants.APPNUM: 0, constants.LASTUSEDCODE: constants.ERR_LASTCODE,
+        }  # fmt: skip
+        return alive
+
+    # ---- new ones
+
+    def _like(self, state: Any, context: int, serial: int) -> CommState:
+        """A state of the same ranks."""
+        made = CommState(state.world, state.contexts, state.ranks, context, serial, state.remote)
+        made.topology, made.handler = state.topology, state.handler
+        return made
+
+    def Dup(self, info: Info | None = None) -> Any:
+        """A communicator of the same ranks, with the attributes that are copied."""
+        made, schedule = self._duplicate(info)
+        complete(schedule)
+        return made
+
+    def Idup(self, info: Info | None = None) -> tuple[Any, Request]:
+        """See `Dup`. The communicator can be used when the request has ended."""
+        made, schedule = self._duplicate(info)
+        return made, Request._for(ScheduleRun(schedule))
+
+    def Dup_with_info(self, info: Info) -> Any:
+        """See `Dup`."""
+        return self.Dup(info)
+
+    def Idup_with_info(self, info: Info) -> tuple[Any, Request]:
+        """See `Idup`."""
+        return self.Idup(info)
+
+    def Clone(self) -> Any:
+        """See `Dup`."""
+        return self.Dup()
+
+    def _duplicate(self, info: Info | None) -> tuple[Any, Schedule]:
+        state = self._alive()
+        made, lane = type(self).__new__(type(self)), state.lane()
+        kept = dict(state.info if info is None else info.items())
+
+        def schedule() -> Schedule:
+            _, context, serial = yield from self._agree(lane)
+            new = self._like(state, context, serial)
+            new.info = kept
+            self._copy_all(new)
+            made._state = new
+
+        return made, schedule()
+
+    def _agree(self, lane: Lane, payload: Any = None) -> Schedule:
+        return agree(lane, self._alive().contexts, payload)
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        """One communicator for each color; its ranks in the order of `key`. UNDEFINED: none for this rank."""
+        color = constants.UNDEFINED if color is None else whole(color, "color")
+        return self._split(color, whole(key, "key"))
+
+    def _split(self, color: Any, key: int) -> Any:
+        state = self._alive()
+        if isinstance(color, int) and color < 0 and color != constants.UNDEFINED:
+            raise Exception(constants.ERR_ARG, f"color is {color}")
+        told, context, serial = complete(self._agree(state.lane(), (color, key)))
+        if color == constants.UNDEFINED:
+            state.contexts.give_back(context)
+            return COMM_NULL
+        chosen = sorted((key, rank) for rank, (other, key) in enumerate(told) if other == color)
+        ranks = [state.ranks[rank] for _, rank in chosen]
+        return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+
+    def _new(self, state: CommState) -> Any:
+        state.handler = self._alive().handler
+        return Intracomm._of(state)
+
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:  # noqa: ARG002
+        """COMM_TYPE_SHARED: the ranks of each host. UNDEFINED: none for this rank."""
+        state = self._alive()
+        if split_type == constants.UNDEFINED:
+            return self._split(constants.UNDEFINED, key)
+        if split_type == constants.COMM_TYPE_SHARED:
+            return self._split(state.world.group.host_of(state.world.rank), key)
+        if split_type in (constants.COMM_TYPE_HW_GUIDED, constants.COMM_TYPE_RESOURCE_GUIDED):
+            return self._split(constants.UNDEFINED, key)
+        if split_type == constants.COMM_TYPE_HW_UNGUIDED:
+            return self._split(constants.UNDEFINED, key)
+        raise Exception(constants.ERR_ARG, f"there is no type {split_type}")
+
+    def Create(self, group: Group) -> Any:
+        """A communicator of the ranks of a group; all ranks call it."""
+        state = self._alive()
+        ranks = group._alive().ranks
+        if any(rank not in state.ranks for rank in ranks):
+            raise Exception(constants.ERR_GROUP, "the group has ranks that are not in the communicator")
+        _, context, serial = complete(self._agree(state.lane()))
+        if state.world.rank not in ranks:
+            state.contexts.give_back(context)
+            return COMM_NULL
+        return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+
+    def Free(self) -> None:
+        """Release it."""
+        state = self._alive()
+        if self._constant() == "COMM_WORLD":
+            raise Exception(constants.ERR_COMM, "COMM_WORLD cannot be freed")
+        self._delete_all()
+        state.close()
+        self._state = None
+
+    def Disconnect(self) -> None:
+        """Release it, when all ranks have come here."""
+        self._alive()
+        if self._constant() == "COMM_WORLD":
+            raise Exception(constants.ERR_COMM, "COMM_WORLD cannot be disconnected")
+        self.Barrier()  # type: ignore[attr-defined]
+        self.Free()
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        """End the job."""
+        from unisono.mpi.environment import abort
+
+        abort(errorcode)
+
+    # ---- failures
+
+    def Revoke(self) -> None:
+        """Not there: a fault ends the whole group."""
+        raise NotImplementedError("Revoke: a fault ends every operation of the job; see Group.shrink")
+
+    def Is_revoked(self) -> bool:
+        """False: see `Revoke`."""
+        self._alive()
+        return False
+
+    @classmethod
+    def Get_parent(cls) -> Any:
+        """COMM_NULL: no communicator has spawned this job."""
+        from unisono.mpi.intercomm import Intercomm
+
+        return Intercomm()
+
+    @classmethod
+    def Join(cls, fd: int) -> Any:  # noqa: ARG003
+        """Not there."""
+        raise NotImplementedError("Join: jobs meet in a store; see unisono.join")
+
+    def __reduce__(self) -> Any:
+        return self._constant() or super().__reduce__()
+
+
+class Intracomm(Collectives, ObjectCollectives, Comm):
+    """Ranks of one side."""
+
+    def Create_group(self, group: Group, tag: int = 0) -> Any:
+        """A communicator of the ranks of a group; only they call it. Others get COMM_NULL at once."""
+        state = self._alive()
+        ranks = group._alive().ranks
+        if state.world.rank not in ranks:
+            return COMM_NULL
+        lane = Lane(
+            state.world, ranks, ranks.index(state.world.rank), len(ranks),
+            {rank: number for number, rank in enumerate(ranks)}, state.hidden | whole(tag, "tag") & MOST_TAG,
+        )  # fmt: skip
+        _, context, serial = complete(self._agree(lane))
+        return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+
+    @classmethod
+    def Create_from_group(
+        cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None
+    ) -> Any:  # noqa: ARG003
+        """A communicator of the ranks of a group; only they call it."""
+        if not group._alive().ranks:
+            return COMM_NULL
+        made = COMM_WORLD.Create_group(group, hash_of(stringtag))
+        if errhandler is not None:
+            made.Set_errhandler(errhandler)
+        return made
+
+
+def hash_of(text: str) -> int:
+    """A number of a text, the same on every rank."""
+    import zlib
+
+    return zlib.crc32(text.encode()) & MOST_TAG
+
+
+COMM_NULL = Comm()
+COMM_WORLD, COMM_SELF = Intracomm(), Intracomm()
+"""They get their states when MPI is initialized."""

@@ -1,0 +1,76 @@
+"""`CommState`: the ranks of a communicator, its contexts, and the group of the engine that it may have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unisono.mpi.context import WORLD_CONTEXT
+from unisono.mpi.handle import State
+from unisono.mpi.lane import Lane
+from unisono.mpi.transport import MOST_TAG, TAG_BITS, World
+
+_CALLS_BEFORE_GROUP = 4
+"""Making a group of the engine takes milliseconds: the first collectives of a communicator do without."""
+
+
+class CommState(State):
+    """The state of a communicator.
+
+    ranks: of the world, of this side.  remote: those of the other side of an intercommunicator, or None.
+    serial: a number that no other communicator of these ranks has had.
+    """
+
+    def __init__(
+        self, world: World, contexts: Any, ranks: Sequence[int], context: int, serial: int,
+        remote: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.world, self.contexts, self.ranks = world, contexts, tuple(ranks)
+        self.rank, self.size = self.ranks.index(world.rank), len(self.ranks)
+        self.remote = None if remote is None else tuple(remote)
+        self.peers = self.ranks if self.remote is None else self.remote
+        whole = self.peers == tuple(range(world.size))
+        self.places: Any = self.peers if whole else {peer: rank for rank, peer in enumerate(self.peers)}
+        self.context, self.serial = context, serial
+        self.base, self.hidden = 2 * context << TAG_BITS, 2 * context + 1 << TAG_BITS
+        self.any_tag = -2 - 2 * context
+        self.handler: Any = None
+        self.info: dict[str, str] = {}
+        self.topology: Any = None
+        self.calls = self._sequence = 0
+        self._group = world.group if context == WORLD_CONTEXT and self.size > 1 else None
+
+    def lane(self) -> Lane:
+        """The messages of the next collective."""
+        self._sequence += 1
+        return self.lane_of(self._sequence)
+
+    def lane_of(self, number: int) -> Lane:
+        """The messages of the collective with a number."""
+        tag = self.hidden | number & MOST_TAG
+        made = Lane(self.world, self.peers, self.rank, len(self.peers), self.places, tag)
+        if self.remote is not None:
+            places = {rank: place for place, rank in enumerate(self.ranks)}
+            made.local = Lane(self.world, self.ranks, self.rank, self.size, places, tag)
+        return made
+
+    def ready_group(self) -> Any:
+        """The group of the engine if there is one already."""
+        return self._group
+
+    def engine_group(self) -> Any:
+        """The group of the engine for a blocking collective; None: not yet."""
+        if self._group is None and self.size > 1 and self.remote is None:
+            self.calls += 1
+            if self.calls > _CALLS_BEFORE_GROUP:
+                parent = self.world.group
+                self._group = parent._connect(self.ranks, f"{parent.name}/comm{self.serial}", self.ranks)
+        return self._group
+
+    def close(self) -> None:
+        """The communicator was freed."""
+        if self._group is not None and self._group is not self.world.group:
+            self._group.close()
+        self._group = None
+        self.contexts.give_back(self.context)

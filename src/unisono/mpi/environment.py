@@ -1,0 +1,165 @@
+"""The start and the end of MPI in this process, and what it says of itself."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import threading
+import time
+from typing import Any, NoReturn
+
+import unisono
+from unisono.mpi import constants
+from unisono.mpi.comm import COMM_SELF, COMM_WORLD
+from unisono.mpi.comm_state import CommState
+from unisono.mpi.context import SELF_CONTEXT, WORLD_CONTEXT, Contexts
+from unisono.mpi.errors import Exception
+from unisono.mpi.progress import finish_all
+from unisono.mpi.transport import World
+
+_LONGEST_S = 1e9
+"""A worker may wait for tasks as long as it likes, unless UNISONO_TIMEOUT_S is set."""
+
+
+class _Life:
+    """Whether MPI has begun and ended here."""
+
+    initialized = finalized = False
+    level = constants.THREAD_MULTIPLE
+    world: World | None = None
+    thread = 0
+
+
+def _form() -> Any:
+    from unisono.engine.environment import env
+    from unisono.engine.group import init_process_group
+    from unisono.engine.store import HashStore
+
+    settings = env.read(strict=False)
+    if settings.launcher or "world_size" in settings.origins:
+        group = init_process_group(group_name="mpi")
+    else:
+        group = init_process_group(store=HashStore(), rank=0, world_size=1, group_name="mpi")
+    if "timeout_s" not in settings.origins:
+        group.timeout_s = _LONGEST_S
+    return group
+
+
+def Init() -> None:
+    """Begin. `from unisono import MPI` has done so, unless `rc.initialize` is False."""
+    Init_thread(constants.THREAD_SINGLE)
+
+
+def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:
+    """Begin; returns the level of threads, THREAD_MULTIPLE."""
+    if _Life.initialized:
+        raise Exception(constants.ERR_OTHER, "MPI is initialized already")
+    if not constants.THREAD_SINGLE <= required <= constants.THREAD_MULTIPLE:
+        raise Exception(constants.ERR_ARG, f"there is no level of threads {required}")
+    world, contexts = World(_form()), Contexts()
+    COMM_WORLD._state = CommState(world, contexts, range(world.size), WORLD_CONTEXT, 0)
+    COMM_SELF._state = CommState(world, contexts, [world.rank], SELF_CONTEXT, 0)
+    COMM_WORLD._state.name, COMM_SELF._state.name = "MPI_COMM_WORLD", "MPI_COMM_SELF"
+    _Life.world, _Life.initialized, _Life.level = world, True, required
+    _Life.thread = threading.get_ident()
+    atexit.register(_at_exit)  # after the group's own, so that it runs before
+    return constants.THREAD_MULTIPLE
+
+
+def Finalize() -> None:
+    """End, when all ranks have come here."""
+    if not _Life.initialized or _Life.finalized:
+        raise Exception(constants.ERR_OTHER, "MPI is not initialized, or finalized already")
+    world = _Life.world
+    assert world is not None
+    if COMM_SELF._state is not None:
+        COMM_SELF._delete_all()
+    finish_all()
+    world.group.barrier()
+    _Life.finalized = True
+    COMM_WORLD._state = COMM_SELF._state = None
+    world.group.close()
+
+
+def _at_exit() -> None:
+    from unisono.mpi.rc import rc
+
+    failed = getattr(sys, "last_type", None) is not None
+    if _Life.initialized and not _Life.finalized and rc.finalize is not False and not failed:
+        Finalize()
+
+
+def Is_initialized() -> bool:
+    """Whether MPI has begun."""
+    return _Life.initialized
+
+
+def Is_finalized() -> bool:
+    """Whether it has ended."""
+    return _Life.finalized
+
+
+def Query_thread() -> int:
+    """The level of threads: any thread may call."""
+    return constants.THREAD_MULTIPLE
+
+
+def Is_thread_main() -> bool:
+    """Whether this thread has initialized MPI."""
+    return threading.get_ident() == _Life.thread
+
+
+def abort(errorcode: int) -> NoReturn:
+    """End the job with an exit status."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _Life.world is not None and not _Life.finalized:
+        _Life.world.group.abort()
+    os._exit(errorcode & 0xFF or 1)
+
+
+Wtime = time.perf_counter
+
+
+def Wtick() -> float:
+    """The resolution of `Wtime` in seconds."""
+    return time.get_clock_info("perf_counter").resolution
+
+
+def Get_processor_name() -> str:
+    """The name of this host."""
+    return platform.node()
+
+
+def Get_version() -> tuple[int, int]:
+    """The version of the standard whose names these are."""
+    return constants.VERSION, constants.SUBVERSION
+
+
+def Get_library_version() -> str:
+    """The library's name and version."""
+    return f"Unisono {unisono.__version__}"
+
+
+def get_vendor() -> tuple[str, tuple[int, int, int]]:
+    """(name, version) of the library."""
+    major, minor, micro = (int(part) for part in unisono.__version__.split("."))
+    return "Unisono", (major, minor, micro)
+
+
+def Get_abi_version() -> tuple[int, int]:
+    """(-1, -1): there is no C library."""
+    return -1, -1
+
+
+def Get_hw_resource_info() -> Any:
+    """Hints about the hardware: none."""
+    from unisono.mpi.info import Info
+
+    return Info.Create()
+
+
+def Pcontrol(level: int) -> None:
+    """Does nothing."""

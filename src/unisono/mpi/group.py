@@ -1,0 +1,155 @@
+"""`Group`: an ordered set of ranks of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unisono.mpi import constants
+from unisono.mpi.errors import Exception, whole
+from unisono.mpi.handle import Handle, State
+
+
+class Members(State):
+    """The state of a group: ranks of the world, and which of them this process is."""
+
+    def __init__(self, ranks: Sequence[int], own: int) -> None:
+        super().__init__()
+        self.ranks, self.own = tuple(ranks), own
+
+
+class Group(Handle):
+    """An ordered set of ranks."""
+
+    _state: Any
+
+    def _alive(self) -> Members:
+        if self._state is None:
+            raise Exception(constants.ERR_GROUP, "the group is null")
+        return self._state  # type: ignore[no-any-return]
+
+    def _new(self, ranks: Sequence[int]) -> Group:
+        if not ranks:
+            return type(self)(GROUP_EMPTY)
+        made: Group = type(self)._of(Members(ranks, self._alive().own))
+        return made
+
+    def Get_size(self) -> int:
+        """The number of ranks."""
+        return len(self._alive().ranks)
+
+    def Get_rank(self) -> int:
+        """This process's rank in it, or UNDEFINED."""
+        state = self._alive()
+        return state.ranks.index(state.own) if state.own in state.ranks else constants.UNDEFINED
+
+    size, rank = property(Get_size), property(Get_rank)
+
+    def _chosen(self, ranks: Sequence[int]) -> list[int]:
+        members = self._alive().ranks
+        numbers = [whole(rank, "rank") for rank in ranks]
+        if any(not 0 <= rank < len(members) for rank in numbers) or len(set(numbers)) != len(numbers):
+            raise Exception(constants.ERR_RANK, f"ranks {numbers} of a group of {len(members)}")
+        return numbers
+
+    def Incl(self, ranks: Sequence[int]) -> Group:
+        """These ranks, in this order."""
+        members = self._alive().ranks
+        return self._new([members[rank] for rank in self._chosen(ranks)])
+
+    def Excl(self, ranks: Sequence[int]) -> Group:
+        """All other ranks."""
+        out = set(self._chosen(ranks))
+        return self._new([member for rank, member in enumerate(self._alive().ranks) if rank not in out])
+
+    def Range_incl(self, ranks: Sequence[tuple[int, int, int]]) -> Group:
+        """The ranks of ranges (first, last, stride)."""
+        return self.Incl(_ranges(ranks))
+
+    def Range_excl(self, ranks: Sequence[tuple[int, int, int]]) -> Group:
+        """All ranks but those of ranges (first, last, stride)."""
+        return self.Excl(_ranges(ranks))
+
+    @classmethod
+    def Union(cls, group1: Group, group2: Group) -> Group:
+        """All ranks of the first, then those of the second that are not in it."""
+        first, second = group1._alive().ranks, group2._alive().ranks
+        return _cast(cls, group1._own_of(group2)._new([*first, *(one for one in second if one not in first)]))
+
+    @classmethod
+    def Intersection(cls, group1: Group, group2: Group) -> Group:
+        """The ranks of the first that are in the second."""
+        second = group2._alive().ranks
+        return _cast(cls, group1._new([one for one in group1._alive().ranks if one in second]))
+
+    Intersect = Intersection
+
+    @classmethod
+    def Difference(cls, group1: Group, group2: Group) -> Group:
+        """The ranks of the first that are not in the second."""
+        second = group2._alive().ranks
+        return _cast(cls, group1._new([one for one in group1._alive().ranks if one not in second]))
+
+    def _own_of(self, other: Group) -> Group:
+        return other if self == GROUP_EMPTY else self
+
+    def Compare(self, group: Group) -> int:
+        """IDENT: the same ranks in the same order; SIMILAR: the same ranks; UNEQUAL."""
+        mine, other = self._alive().ranks, group._alive().ranks
+        if mine == other:
+            return constants.IDENT
+        return constants.SIMILAR if set(mine) == set(other) else constants.UNEQUAL
+
+    def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
+        """The ranks in another group (None: the world) of these ranks (None: all)."""
+        members = self._alive().ranks
+        if group is None:
+            from unisono.mpi.comm import COMM_WORLD
+
+            other: tuple[int, ...] = COMM_WORLD._state.ranks
+        else:
+            other = group._alive().ranks
+        numbers = list(range(len(members))) if ranks is None else [whole(rank, "rank") for rank in ranks]
+        return [_translated(members, other, rank) for rank in numbers]
+
+    def Dup(self) -> Group:
+        """The same ranks."""
+        return self._new(self._alive().ranks)
+
+    @classmethod
+    def Create_from_session_pset(cls, session: Any, pset_name: str) -> Group:
+        """The ranks of a process set."""
+        return _cast(cls, session.Create_group(pset_name))
+
+    def Free(self) -> None:
+        """Release it."""
+        self._alive()
+        self._state = None
+
+    def __reduce__(self) -> Any:
+        return self._constant() or super().__reduce__()
+
+
+def _translated(members: tuple[int, ...], other: tuple[int, ...], rank: int) -> int:
+    if rank == constants.PROC_NULL:
+        return rank
+    if not 0 <= rank < len(members):
+        raise Exception(constants.ERR_RANK, f"rank {rank} of a group of {len(members)}")
+    return other.index(members[rank]) if members[rank] in other else constants.UNDEFINED
+
+
+def _ranges(ranges: Sequence[tuple[int, int, int]]) -> list[int]:
+    found: list[int] = []
+    for first, last, stride in ranges:
+        if stride == 0:
+            raise Exception(constants.ERR_ARG, "a stride is 0")
+        found += range(first, last + (1 if stride > 0 else -1), stride)
+    return found
+
+
+def _cast(cls: Any, group: Group) -> Any:
+    return cls(group)
+
+
+GROUP_NULL = Group()
+GROUP_EMPTY: Group = Group._of(Members((), -1))

@@ -1,0 +1,103 @@
+"""Handles: an object of MPI is a handle, and several handles may be of one state; a null handle has none."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, ClassVar
+
+_numbers = itertools.count(1)
+_states: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+constants: dict[tuple[type, int], str] = {}
+"""The names of predefined handles, by family and number."""
+
+
+class State:
+    """What handles refer to: it has a number, its attributes, and a name."""
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self.attributes: dict[int, Any] = {}
+        self.name = ""
+        _states[self.number] = self
+
+
+class Handle:
+    """A handle. `Handle(other)` is another one of the same state."""
+
+    _family: ClassVar[type]
+    _state: Any = None
+
+    def __new__(cls, other: Any = None) -> Any:
+        self = super().__new__(cls)
+        if other is not None:
+            if not isinstance(other, cls._family):
+                raise TypeError(f"expected {cls._family.__name__}, got {type(other).__name__}")
+            self._adopt(other)
+        return self
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if Handle in cls.__bases__:
+            cls._family = cls
+
+    def _adopt(self, other: Any) -> None:
+        self._state = other._state
+
+    @classmethod
+    def _of(cls, state: Any) -> Any:
+        self = cls.__new__(cls)
+        self._state = state
+        return self
+
+    def __bool__(self) -> bool:
+        return self._state is not None
+
+    def __eq__(self, other: object) -> Any:
+        if not isinstance(other, self._family):
+            return NotImplemented
+        return self._state is other._state
+
+    def __ne__(self, other: object) -> Any:
+        if not isinstance(other, self._family):
+            return NotImplemented
+        return self._state is not other._state
+
+    def __hash__(self) -> int:
+        return hash((self._family, self.handle))
+
+    @property
+    def handle(self) -> int:
+        """A number for this state; 0: null."""
+        return 0 if self._state is None else self._state.number
+
+    @classmethod
+    def fromhandle(cls, handle: int) -> Any:
+        """A handle of the state with this number."""
+        handle = int(handle)
+        if handle and handle not in _states:
+            raise ValueError(f"no {cls.__name__} has the handle {handle}")
+        return cls._of(_states[handle] if handle else None)
+
+    toint = py2f = lambda self: self.handle
+    fromint = f2py = fromhandle
+
+    def free(self) -> None:
+        """Make this handle null, unless its state is predefined."""
+        if self._constant() is None and self._state is not None:
+            self._release()
+
+    def _release(self) -> None:
+        self._state = None
+
+    def _constant(self) -> str | None:
+        return constants.get((self._family, self.handle))
+
+    def __reduce__(self) -> Any:
+        name = self._constant()
+        if name is None:
+            raise ValueError(f"cannot pickle this {type(self).__name__}: it belongs to one process")
+        return name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._constant() or self.handle}>"

@@ -1,0 +1,166 @@
+"""`Info`: keys and values that a call may use as hints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from unisono.mpi import constants
+from unisono.mpi.errors import Exception
+from unisono.mpi.handle import Handle, State
+
+
+class _Pairs(State):
+    def __init__(self, pairs: dict[str, str]) -> None:
+        super().__init__()
+        self.pairs = pairs
+
+
+def _text(value: Any, name: str, longest: int) -> str:
+    if isinstance(value, bytes):
+        value = value.decode()
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected str, got {type(value).__name__}")
+    if len(value) > longest:
+        raise Exception(getattr(constants, f"ERR_INFO_{name.upper()}"), f"more than {longest} characters")
+    return value
+
+
+class Info(Handle):
+    """Keys and values, in the order in which they were set; also a mapping."""
+
+    def _pairs(self) -> dict[str, str]:
+        if self._state is None:
+            raise Exception(constants.ERR_INFO, "the info is null")
+        pairs: dict[str, str] = self._state.pairs
+        return pairs
+
+    @classmethod
+    def Create(cls, items: Any = None) -> Info:
+        """An info of these pairs."""
+        info: Info = cls._of(_Pairs({}))
+        if items is not None:
+            info.update(items)
+        return info
+
+    @classmethod
+    def Create_env(cls, args: Any = None) -> Info:
+        """What is known about the start of the program."""
+        command = list(args) if args is not None else sys.argv
+        return cls.Create({"command": command[0] if command else "", "argv": " ".join(command[1:])})
+
+    def Free(self) -> None:
+        """Release it."""
+        self._pairs()
+        self._release()
+
+    def Dup(self) -> Info:
+        """A copy."""
+        return type(self).Create(dict(self._pairs()))
+
+    def Get(self, key: str) -> str | None:
+        """The value of a key, or None."""
+        return self._pairs().get(_text(key, "key", constants.MAX_INFO_KEY))
+
+    def Set(self, key: str, value: str) -> None:
+        """Set the value of a key."""
+        key = _text(key, "key", constants.MAX_INFO_KEY)
+        self._pairs()[key] = _text(value, "value", constants.MAX_INFO_VAL)
+
+    def Delete(self, key: str) -> None:
+        """Remove a key."""
+        if self._pairs().pop(_text(key, "key", constants.MAX_INFO_KEY), None) is None:
+            raise Exception(constants.ERR_INFO_NOKEY, key)
+
+    def Get_nkeys(self) -> int:
+        """The number of keys."""
+        return len(self._pairs())
+
+    def Get_nthkey(self, n: int) -> str:
+        """The key with a number."""
+        keys = list(self._pairs())
+        if not 0 <= n < len(keys):
+            raise Exception(constants.ERR_ARG, f"key {n} of {len(keys)}")
+        return keys[n]
+
+    def __reduce__(self) -> Any:
+        return self._constant() or (type(self).Create, (dict(self._pairs()),))
+
+    # ---- a mapping
+
+    def __len__(self) -> int:
+        return len(self._pairs()) if self else 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, key: str) -> bool:
+        return bool(self) and key in self._pairs()
+
+    def __getitem__(self, key: str) -> str:
+        if not self:
+            raise KeyError(key)
+        return self._pairs()[key]
+
+    def __setitem__(self, key: str, value: str) -> None:
+        if not self:
+            raise KeyError(key)
+        self.Set(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if not self:
+            raise KeyError(key)
+        del self._pairs()[key]
+
+    def get(self, key: str, default: str | None = None) -> str | None:
+        """The value of a key, or the default."""
+        return self._pairs().get(key, default) if self else default
+
+    def keys(self) -> list[str]:
+        """All keys."""
+        return list(self._pairs()) if self else []
+
+    def values(self) -> list[str]:
+        """All values."""
+        return list(self._pairs().values()) if self else []
+
+    def items(self) -> list[tuple[str, str]]:
+        """All pairs."""
+        return list(self._pairs().items()) if self else []
+
+    def update(self, items: Any = (), **kwds: str) -> None:
+        """Set several keys."""
+        if not self:
+            raise KeyError("the info is null")
+        pairs = items.items() if hasattr(items, "keys") else items
+        for key, value in (*pairs, *kwds.items()):
+            self.Set(key, value)
+
+    def pop(self, key: str, *default: str) -> str:
+        """Remove a key and return its value."""
+        if not self:
+            if default:
+                return default[0]
+            raise KeyError(key)
+        return self._pairs().pop(key, *default)
+
+    def popitem(self) -> tuple[str, str]:
+        """Remove the last pair and return it."""
+        if not self:
+            raise KeyError("the info is null")
+        return self._pairs().popitem()
+
+    def copy(self) -> Info:
+        """A copy; of a null info, a null info."""
+        return self.Dup() if self else type(self)()
+
+    def clear(self) -> None:
+        """Remove all keys."""
+        if not self:
+            raise KeyError("the info is null")
+        self._pairs().clear()
+
+
+INFO_NULL = Info()
+INFO_ENV = Info.Create_env()

@@ -1,0 +1,69 @@
+"""`Lane`: the messages of one collective call. Each call has a tag of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unisono.mpi.message_spec import Block
+from unisono.mpi.progress import Operation
+from unisono.mpi.transport import Transfer, World, as_bytes, receive_bytes
+
+
+class Lane:
+    """Messages to the ranks of a communicator, or of the other side of an intercommunicator.
+
+    rank: of this process, on its side.  size: of the side to which messages go.  peers: its ranks of the
+    world.  local: the lane of this side.
+    """
+
+    __slots__ = ("_places", "_tag", "_world", "local", "peers", "rank", "size")
+
+    def __init__(self, world: World, peers: Any, rank: int, size: int, places: Any, tag: int) -> None:
+        self._world, self.peers, self.rank, self.size = world, peers, rank, size
+        self._places, self._tag = places, tag
+        self.local = self
+
+    def send(self, rank: int, data: Any) -> Operation:
+        """Send bytes."""
+        return self._world.start_send(data, self.peers[rank], self._tag)
+
+    def receive(self, rank: int, room: Any) -> Operation:
+        """Receive bytes of a known number into memory."""
+        found: Operation = self._world.start_receive(room, self.peers[rank], self._tag, Transfer)
+        return found
+
+    def send_block(self, rank: int, block: Block) -> Operation:
+        """Send items."""
+        return self.send(rank, block.pack())
+
+    def receive_block(self, rank: int, block: Block) -> Operation:
+        """Receive items."""
+        from unisono.mpi.transport import BlockReceive
+
+        found: Operation = self._world.start_receive(
+            block.room(), self.peers[rank], self._tag, BlockReceive, self._places, block
+        )
+        return found
+
+    def send_bytes(self, rank: int, data: Any) -> Operation:
+        """Send bytes of a number that the receiver does not know."""
+        return self.send(rank, as_bytes(data))
+
+    def receive_bytes(self, rank: int) -> Operation:
+        """Receive such bytes: they are the operation's value."""
+        return receive_bytes(self._world, self.peers[rank], self._tag, self._places)
+
+
+def copy_block(source: Block, target: Block) -> None:
+    """Copy a rank's block for itself."""
+    packed = source.pack()
+    if packed.size > target.nbytes:
+        from unisono.mpi import constants
+        from unisono.mpi.errors import Exception
+
+        raise Exception(
+            constants.ERR_TRUNCATE, f"{packed.size} bytes for this rank itself, but room for {target.nbytes}"
+        )
+    target.fill(np.array(packed, copy=True) if target.dense else packed)

@@ -1,0 +1,202 @@
+"""Where the bytes of a datatype lie: runs of bytes, repeated at constant strides. Pure arithmetic.
+
+    vector(3 blocks of 2 doubles, every 4)    one run: 16 bytes, 3 times, every 32
+
+An item is packed run by run; items lie `extent` bytes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_MANY_RUNS = 16
+"""An item of more runs is packed by an array of byte offsets."""
+
+
+class Run(NamedTuple):
+    """`length` bytes, repeated: dims are (count, stride in bytes), the outermost first."""
+
+    offset: int
+    dims: tuple[tuple[int, int], ...]
+    length: int
+
+    def span(self) -> tuple[int, int]:
+        """The first byte, and the one behind the last."""
+        reach = [(count - 1) * stride for count, stride in self.dims]
+        first = self.offset + sum(one for one in reach if one < 0)
+        return first, self.offset + sum(one for one in reach if one > 0) + self.length
+
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        total = self.length
+        for count, _ in self.dims:
+            total *= count
+        return total
+
+
+class Layout:
+    """The runs of an item, its bounds, and its elements.
+
+    atoms: (bytes, how many) of its elements, in order.  align: of the largest element.
+    """
+
+    def __init__(
+        self, runs: tuple[Run, ...], lb: int, extent: int, atoms: tuple[tuple[int, int], ...], align: int = 1
+    ) -> None:
+        self.runs, self.lb, self.extent, self.atoms, self.align = runs, lb, extent, atoms, align
+        self.size = sum(run.nbytes() for run in runs)
+        spans = [run.span() for run in runs]
+        self.true_lb = min((first for first, _ in spans), default=0)
+        self.true_extent = max((end for _, end in spans), default=0) - self.true_lb
+        self.dense = extent == self.size and lb == 0 and (not runs or runs == (Run(0, (), extent),))
+
+    def resized(self, lb: int, extent: int) -> Layout:
+        """The same bytes with other bounds."""
+        return Layout(self.runs, lb, extent, self.atoms, self.align)
+
+    @cached_property
+    def offsets(self) -> Any:
+        """The offset of each byte of an item, in the order of packing."""
+        parts = []
+        for run in self.runs:
+            at = np.array([run.offset])
+            for count, stride in run.dims:
+                at = (at[:, None] + np.arange(count) * stride).ravel()
+            parts.append((at[:, None] + np.arange(run.length)).ravel())
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    # ---- packing
+
+    def pack(self, raw: Any, start: int, count: int) -> Any:
+        """`count` items that begin at byte `start` of `raw`, as new bytes."""
+        out = np.empty(count * self.size, np.uint8)
+        if len(self.runs) > _MANY_RUNS:
+            out[:] = raw[self._places(raw, start, count)]
+            return out
+        for inside, packed in self._pairs(raw, start, count, out):
+            packed[...] = inside
+        return out
+
+    def unpack(self, packed: Any, raw: Any, start: int) -> None:
+        """Put packed bytes, perhaps less than whole items, to items that begin at byte `start` of `raw`."""
+        whole, rest = divmod(packed.size, self.size) if self.size else (0, 0)
+        if rest:
+            places = start + whole * self.extent + self.offsets[:rest]
+            raw[_inside(places, raw)] = packed[whole * self.size :]
+        if len(self.runs) > _MANY_RUNS:
+            raw[self._places(raw, start, whole)] = packed[: whole * self.size]
+            return
+        for inside, part in self._pairs(raw, start, whole, packed):
+            inside[...] = part
+
+    def _places(self, raw: Any, start: int, count: int) -> Any:
+        items = start + np.arange(count) * self.extent
+        return _inside((items[:, None] + self.offsets).ravel(), raw)
+
+    def _pairs(self, raw: Any, start: int, count: int, packed: Any) -> Iterator[tuple[Any, Any]]:
+        """For each run: its bytes in memory, and where they are packed."""
+        at = 0
+        for run in self.runs if count else ():
+            word = _WORDS.get(run.length)
+            inner, steps = ((), ()) if word else ((run.length,), (1,))
+            shape = (count, *(n for n, _ in run.dims), *inner)
+            strides = (self.extent, *(stride for _, stride in run.dims), *steps)
+            tight, step = [], run.length
+            for n, _ in reversed(run.dims):
+                tight.append(step)
+                step *= n
+            kind = word or np.uint8
+            yield (
+                _strided(shape, kind, raw, start + run.offset, strides),
+                _strided(shape, kind, packed, at, (self.size, *reversed(tight), *steps)),
+            )
+            at += step
+
+
+def _strided(shape: Any, kind: Any, raw: Any, offset: int, strides: Any) -> Any:
+    try:
+        return np.ndarray(shape, kind, raw, offset, strides)
+    except (TypeError, ValueError):
+        raise _outside(raw) from None
+
+
+def _inside(places: Any, raw: Any) -> Any:
+    if places.size and (places.min() < 0 or places.max() >= raw.size):
+        raise _outside(raw)
+    return places
+
+
+def _outside(raw: Any) -> ValueError:
+    return ValueError(f"message: the items reach beyond the buffer of {raw.size} bytes")
+
+
+def basic(nbytes: int, align: int) -> Layout:
+    """One element."""
+    return Layout((Run(0, (), nbytes),) if nbytes else (), 0, nbytes, ((nbytes, 1),), align)
+
+
+def repeated(one: Layout, count: int, stride: int) -> Layout:
+    """`count` items, `stride` bytes apart."""
+    if count == 0:
+        return Layout((), 0, 0, ())
+    if count == 1:
+        return one
+    if len(one.runs) == 1:
+        (run,) = one.runs
+        merges = not run.dims and run.length == stride
+        runs = (
+            Run(run.offset, (), run.length * count)
+            if merges
+            else Run(run.offset, ((count, stride), *run.dims), run.length),
+        )
+    else:
+        runs = _merged(run._replace(offset=run.offset + i * stride) for i in range(count) for run in one.runs)
+    reach = (count - 1) * stride
+    lb, ub = one.lb + min(reach, 0), one.lb + one.extent + max(reach, 0)
+    return Layout(runs, lb, ub - lb, _repeat(one.atoms, count), one.align)
+
+
+def joined(parts: Iterable[tuple[int, Layout]]) -> Layout:
+    """Several layouts, each shifted by bytes."""
+    found = [(shift, one) for shift, one in parts if one.runs or one.extent]
+    if not found:
+        return Layout((), 0, 0, ())
+    lb = min(shift + one.lb for shift, one in found)
+    ub = max(shift + one.lb + one.extent for shift, one in found)
+    runs = _merged(run._replace(offset=run.offset + shift) for shift, one in found for run in one.runs)
+    atoms: list[tuple[int, int]] = []
+    for _, one in found:
+        for nbytes, count in one.atoms:
+            if atoms and atoms[-1][0] == nbytes:
+                atoms[-1] = (nbytes, atoms[-1][1] + count)
+            else:
+                atoms.append((nbytes, count))
+    return Layout(runs, lb, ub - lb, tuple(atoms), max(one.align for _, one in found))
+
+
+def padded(one: Layout) -> Layout:
+    """With an extent that keeps the next item aligned, as a struct of C."""
+    return one.resized(one.lb, -(-one.extent // one.align) * one.align)
+
+
+def _repeat(atoms: tuple[tuple[int, int], ...], count: int) -> tuple[tuple[int, int], ...]:
+    if len(atoms) == 1:
+        return ((atoms[0][0], atoms[0][1] * count),)
+    return atoms * count
+
+
+def _merged(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Runs, of which one that continues the one before is part of it."""
+    found: list[Run] = []
+    for run in runs:
+        last = found[-1] if found else None
+        if last and not last.dims and not run.dims and last.offset + last.length == run.offset:
+            found[-1] = last._replace(length=last.length + run.length)
+        else:
+            found.append(run)
+    return tuple(found)

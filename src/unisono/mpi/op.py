@@ -1,0 +1,170 @@
+"""`Op`: what a reduction does, on arrays and on Python objects."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from unisono.engine.operations.reduction import ReduceOp
+from unisono.mpi import constants
+from unisono.mpi.datatype import Datatype, Type
+from unisono.mpi.errors import Exception
+from unisono.mpi.handle import Handle, State
+from unisono.mpi.memory import buffer
+from unisono.mpi.message_spec import simple
+
+_ENGINE_TYPES = "bBhilqfd"
+"""NumPy's characters of the types that the engine reduces for every operation."""
+
+
+class _Operation(State):
+    """arrays(a, b): a op b.  objects: the same of two objects.  engine: the engine's operation, if it has one.
+
+    kinds: NumPy's kinds of types that it takes.  user: the program's function.
+    """
+
+    def __init__(
+        self, name: str, objects: Any, arrays: Any, kinds: str, engine: ReduceOp | None, commutes: bool = True
+    ) -> None:
+        super().__init__()
+        self.name, self.objects, self.arrays, self.kinds = name, objects, arrays, kinds
+        self.engine, self.commutes, self.user = engine, commutes, None
+
+
+class Op(Handle):
+    """An operation of reductions. `op(x, y)` applies it to objects."""
+
+    _state: Any
+
+    def _alive(self) -> _Operation:
+        if self._state is None:
+            raise Exception(constants.ERR_OP, "the operation is null")
+        return self._state  # type: ignore[no-any-return]
+
+    @classmethod
+    def Create(cls, function: Callable[..., Any], commute: bool = False) -> Op:
+        """An operation of a function (inbuf, inoutbuf, datatype) on memory, or (x, y) on objects."""
+        if not callable(function):
+            raise TypeError("function: expected a callable")
+        state = _Operation("", function, None, "", None, bool(commute))
+        state.user = function
+        made: Op = cls._of(state)
+        return made
+
+    def Free(self) -> None:
+        """Release it."""
+        self._alive()
+        if self._constant():
+            raise Exception(constants.ERR_OP, f"{self._state.name} is predefined")
+        self._state = None
+
+    def Is_commutative(self) -> bool:
+        """Whether the order of operands has no meaning."""
+        return self._alive().commutes
+
+    is_commutative = property(Is_commutative)
+    is_predefined = property(lambda self: self._state is None or self._state.user is None)
+
+    def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
+        """Reduce `inbuf` into `inoutbuf`."""
+        source, target = simple(inbuf, writable=False), simple(inoutbuf, writable=True)
+        check_alike(source, target)
+        packed = target.pack() if target.dense else target.pack().copy()
+        fold(self, source.pack(), packed, target.type)
+        target.fill(packed)
+
+    def __call__(self, x: Any, y: Any) -> Any:
+        return self._alive().objects(x, y)
+
+
+def check_alike(source: Any, target: Any) -> None:
+    """Check that both sides of a reduction have the same type and count."""
+    if source.type is not target.type:
+        raise ValueError("mismatch in send and receive MPI datatypes")
+    if source.count != target.count:
+        raise ValueError(f"mismatch in send count {source.count} and receive count {target.count}")
+
+
+def check_type(op: Op, kind: Type) -> None:
+    """Check that an operation takes a type.
+
+    Raises:
+        Exception: it does not (ERR_OP), or it is null.
+    """
+    state = op._alive()
+    if state.user is not None or state.name in ("MPI_REPLACE", "MPI_NO_OP"):
+        return
+    if kind.dtype is None or kind.dtype.kind not in state.kinds:
+        raise Exception(constants.ERR_OP, f"{state.name} has no meaning for {kind.name or kind.dtype}")
+
+
+def fold(op: Op, source: Any, target: Any, kind: Type) -> None:
+    """target = source op target, of packed items."""
+    state = op._alive()
+    check_type(op, kind)
+    if state.user is not None:
+        state.user(buffer(source), buffer(target), Datatype._of(kind))
+    elif state.name == "MPI_REPLACE":
+        target[:] = source
+    elif state.name != "MPI_NO_OP" and target.size:
+        values = target.view(kind.dtype)
+        values[...] = state.arrays(source.view(kind.dtype), values)
+
+
+def engine_op(op: Op, kind: Type) -> ReduceOp | None:
+    """The engine's operation for a type, if it has one."""
+    state = op._state
+    if state is None or state.engine is None or kind.dtype is None or kind.dtype.char not in _ENGINE_TYPES:
+        return None
+    return state.engine if kind.dtype.kind in state.kinds else None  # type: ignore[no-any-return]
+
+
+def _pick(better: Any) -> Any:
+    """MAXLOC and MINLOC: the better value; of equal ones the lower index."""
+
+    def arrays(a: Any, b: Any) -> Any:
+        first = better(a["value"], b["value"]) | ((a["value"] == b["value"]) & (a["index"] < b["index"]))
+        return np.where(first, a, b)
+
+    def objects(x: Any, y: Any) -> Any:
+        (u, i), (v, j) = x, y
+        if better(u, v):
+            return u, i
+        if better(v, u):
+            return v, j
+        return u, min(i, j)
+
+    return objects, arrays
+
+
+def _logical(function: Any) -> Any:
+    return lambda a, b: function(a.astype(bool), b.astype(bool))
+
+
+def _predefined() -> dict[str, Op]:
+    engine = ReduceOp
+    numbers, ordered, truth, bits = "iufc", "iuf", "iufb", "iub"
+    rows: dict[str, Any] = {
+        "MAX": (lambda x, y: y if y > x else x, np.maximum, ordered + "b", engine.MAX),
+        "MIN": (lambda x, y: y if y < x else x, np.minimum, ordered + "b", engine.MIN),
+        "SUM": (operator.add, np.add, numbers + "b", engine.SUM),
+        "PROD": (operator.mul, np.multiply, numbers + "b", engine.PRODUCT),
+        "LAND": (lambda x, y: bool(x) & bool(y), _logical(np.logical_and), truth, None),
+        "BAND": (operator.and_, np.bitwise_and, bits, engine.BAND),
+        "LOR": (lambda x, y: bool(x) | bool(y), _logical(np.logical_or), truth, None),
+        "BOR": (operator.or_, np.bitwise_or, bits, engine.BOR),
+        "LXOR": (lambda x, y: bool(x) ^ bool(y), _logical(np.logical_xor), truth, None),
+        "BXOR": (operator.xor, np.bitwise_xor, bits, engine.BXOR),
+        "MAXLOC": (*_pick(operator.gt), "V", None),
+        "MINLOC": (*_pick(operator.lt), "V", None),
+        "REPLACE": (lambda x, y: x, None, "", None, False),
+        "NO_OP": (lambda x, y: y, None, "", None, False),
+    }
+    return {name: Op._of(_Operation(f"MPI_{name}", *row)) for name, row in rows.items()}
+
+
+OPS = _predefined()
+OP_NULL = Op()

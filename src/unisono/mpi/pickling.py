@@ -1,0 +1,53 @@
+"""`pickle`: how lowercase calls encode objects. A receiver runs code that the sender chose."""
+
+from __future__ import annotations
+
+import pickle as _pickle  # noqa: TID251 - lowercase calls promise to send whatever pickles
+from collections.abc import Callable
+from typing import Any
+
+
+class Pickle:
+    """A pair of functions, `dumps` and `loads`; a program may replace them: `pickle.__init__(dill.dumps, dill.loads)`."""
+
+    def __init__(
+        self,
+        dumps: Callable[..., Any] | None = None,
+        loads: Callable[..., Any] | None = None,
+        protocol: int | None = None,
+        threshold: int | None = None,
+    ) -> None:
+        self._dumps, self._loads = dumps or _pickle.dumps, loads or _pickle.loads
+        self.PROTOCOL = _pickle.HIGHEST_PROTOCOL if protocol is None and dumps is None else protocol
+        self.THRESHOLD = 1024**2 // 4 if threshold is None else threshold
+
+    def dumps(self, obj: Any) -> Any:
+        """The bytes of an object."""
+        return self._dumps(obj) if self.PROTOCOL is None else self._dumps(obj, self.PROTOCOL)
+
+    def loads(self, data: Any) -> Any:
+        """The object of bytes; of none: None."""
+        return self._loads(data) if len(data) else None
+
+    def dumps_oob(self, obj: Any) -> tuple[Any, list[Any]]:
+        """(the bytes of an object, its large buffers)."""
+        buffers: list[Any] = []
+
+        def keep(found: Any) -> bool:
+            raw = found.raw()
+            if raw.nbytes < self.THRESHOLD:
+                return True
+            from unisono.mpi.memory import buffer
+
+            buffers.append(buffer(raw))
+            return False
+
+        protocol = max(self.PROTOCOL or 0, 5)
+        return self._dumps(obj, protocol, buffer_callback=keep), buffers
+
+    def loads_oob(self, data: Any, buffers: Any) -> Any:
+        """The object of bytes and buffers."""
+        return self._loads(data, buffers=buffers)
+
+
+pickle = Pickle()

@@ -1,0 +1,161 @@
+"""What is under way: transfers by the engine, and schedules of transfers.
+
+An `Operation` ends by `poll` or `block`. A schedule is a generator that yields lists of operations; it goes
+on when all of a list have ended. Schedules move when their rank polls or waits for anything, as in other
+libraries of MPI.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from unisono.mpi import constants
+
+Schedule = Generator[list["Operation"], None, Any]
+_moving: list[ScheduleRun] = []
+_SPINS, _PAUSE_S = 200, 50e-6
+
+
+class Operation:
+    """Something under way. `done`: it has ended; `value`: its result, for lowercase calls.
+
+    source, tag, nbytes: of the message, for a status.
+    """
+
+    done = False
+    cancelled = False
+    value: Any = None
+    source, tag, nbytes = constants.ANY_SOURCE, constants.ANY_TAG, 0
+
+    def poll(self) -> bool:
+        """Whether it has ended; moves it if it can."""
+        return self.done
+
+    def block(self) -> None:
+        """Wait until it has ended."""
+        pause = Pause()
+        while not self.poll():
+            move_all()
+            pause()
+
+    def cancel(self) -> None:
+        """Cancel it if that is possible."""
+
+
+class Ended(Operation):
+    """An operation that had nothing to do."""
+
+    done = True
+
+    def __init__(self, source: int = constants.ANY_SOURCE, value: Any = None) -> None:
+        self.source, self.value = source, value
+
+
+class Every(Operation):
+    """Several operations; it is the first one for a status."""
+
+    def __init__(self, parts: list[Operation]) -> None:
+        self.parts = parts
+
+    def poll(self) -> bool:
+        """See `Operation.poll`."""
+        if not self.done and all([part.poll() for part in self.parts]):
+            first = self.parts[0]
+            self.source, self.tag, self.nbytes, self.value = first.source, first.tag, first.nbytes, first.value
+            self.done = True
+        return self.done
+
+    def block(self) -> None:
+        """See `Operation.block`."""
+        for part in self.parts:
+            part.block()
+        self.poll()
+
+
+class ScheduleRun(Operation):
+    """A schedule under way."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._waits: list[Operation] = []
+        self._turn = threading.Lock()  # of the threads that poll
+        self._error: BaseException | None = None
+        if not self.poll():
+            _moving.append(self)
+
+    def poll(self) -> bool:
+        """See `Operation.poll`."""
+        if self.done or not self._turn.acquire(blocking=False):
+            return self.done
+        try:
+            return self._move()
+        finally:
+            self._turn.release()
+
+    def _move(self) -> bool:
+        while not self.done:
+            self._waits = [one for one in self._waits if not one.poll()]
+            if self._waits:
+                return False
+            try:
+                self._waits = next(self._schedule)
+            except StopIteration as end:
+                self._end(end.value)
+            except BaseException:
+                self._end(None)
+                raise
+        return True
+
+    def _end(self, value: Any) -> None:
+        self.value, self.done = value, True
+        if self in _moving:
+            _moving.remove(self)
+
+
+def complete(schedule: Schedule) -> Any:
+    """Run a schedule to its end; returns its result."""
+    while True:
+        try:
+            waits = next(schedule)
+        except StopIteration as end:
+            return end.value
+        pass_by(waits)
+
+
+def pass_by(waits: Iterable[Operation]) -> None:
+    """Wait for operations."""
+    for one in waits:
+        if not one.done:
+            one.block()
+
+
+def moving() -> bool:
+    """Whether a schedule is under way, which whoever waits must move."""
+    return bool(_moving)
+
+
+def move_all() -> None:
+    """Move all schedules under way."""
+    for one in list(_moving):
+        one.poll()
+
+
+def finish_all() -> None:
+    """Wait for all schedules under way."""
+    while _moving:
+        _moving[0].block()
+
+
+class Pause:
+    """Between two polls: nothing at first, then longer."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def __call__(self) -> None:
+        self._calls += 1
+        if self._calls > _SPINS:
+            time.sleep(_PAUSE_S if self._calls < 20 * _SPINS else 10 * _PAUSE_S)

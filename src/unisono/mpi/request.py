@@ -1,0 +1,366 @@
+"""`Request`: an operation that the program waits for; `Prequest`: one that it starts again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unisono.mpi import constants
+from unisono.mpi.errors import Exception
+from unisono.mpi.handle import Handle, State
+from unisono.mpi.progress import Operation, Pause, move_all
+from unisono.mpi.status import Status
+
+
+class Pending(State):
+    """The state of a request. operation: None: it is inactive."""
+
+    def __init__(self, operation: Operation | None, start: Callable[[], Operation] | None = None) -> None:
+        super().__init__()
+        self.operation, self.start = operation, start
+
+
+class Request(Handle):
+    """An operation under way. After its end it is null."""
+
+    _state: Pending | None
+
+    @classmethod
+    def _for(cls, operation: Operation) -> Any:
+        return cls._of(Pending(operation))
+
+    def _operation(self) -> Operation | None:
+        return None if self._state is None else self._state.operation
+
+    def _conclude(self, status: Status | None) -> Any:
+        """After the end: fill the status, forget the operation, return its value."""
+        operation = self._operation()
+        if operation is None:
+            _fill(status, None)
+            return None
+        _fill(status, operation)
+        assert self._state is not None
+        if self._state.start is None:
+            self._state = None
+        else:
+            self._state.operation = None
+        return operation.value
+
+    def _ended(self) -> bool:
+        """Whether it has ended; a failure ends it, too."""
+        operation = self._operation()
+        try:
+            return operation is None or operation.poll()
+        except BaseException:
+            self._conclude(None)
+            raise
+
+    def _block(self) -> None:
+        operation = self._operation()
+        try:
+            if operation is not None and not operation.done:
+                operation.block()
+        except BaseException:
+            if operation is not None and operation.done:
+                self._conclude(None)
+            raise
+
+    # ---- one request
+
+    def Wait(self, status: Status | None = None) -> bool:
+        """Wait for its end. Returns True."""
+        self._block()
+        self._conclude(status)
+        return True
+
+    def Test(self, status: Status | None = None) -> bool:
+        """Whether it has ended."""
+        move_all()
+        if not self._ended():
+            return False
+        self._conclude(status)
+        return True
+
+    def Get_status(self, status: Status | None = None) -> bool:
+        """Whether it has ended; the request stays."""
+        move_all()
+        if not self._ended():
+            return False
+        _fill(status, self._operation())
+        return True
+
+    def Cancel(self) -> None:
+        """Cancel a receive that no message has matched."""
+        operation = self._operation()
+        if operation is None:
+            raise Exception(constants.ERR_REQUEST, "the request is null or inactive")
+        operation.cancel()
+
+    def Free(self) -> None:
+        """Forget it; the operation goes on."""
+        if self._state is None:
+            raise Exception(constants.ERR_REQUEST, "the request is null")
+        self._state = None
+
+    def wait(self, status: Status | None = None) -> Any:
+        """Wait for its end; returns the object."""
+        self._block()
+        return self._conclude(status)
+
+    def test(self, status: Status | None = None) -> tuple[bool, Any]:
+        """(whether it has ended, the object)."""
+        move_all()
+        if not self._ended():
+            return False, None
+        return True, self._conclude(status)
+
+    def get_status(self, status: Status | None = None) -> bool:
+        """See `Get_status`."""
+        return self.Get_status(status)
+
+    def cancel(self) -> None:
+        """See `Cancel`."""
+        self.Cancel()
+
+    # ---- several requests
+
+    @classmethod
+    def Waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
+        """Wait for all. Returns True."""
+        cls.waitall(requests, statuses)
+        return True
+
+    @classmethod
+    def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
+        """Wait for all; returns their objects."""
+        for one in requests:
+            one._block()
+        return [one._conclude(status) for one, status in _paired(requests, statuses)]
+
+    @classmethod
+    def Testall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
+        """Whether all have ended."""
+        return cls.testall(requests, statuses)[0]
+
+    @classmethod
+    def testall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[bool, Any]:
+        """(whether all have ended, their objects)."""
+        move_all()
+        if not all([one._ended() for one in requests]):
+            return False, None
+        return True, [one._conclude(status) for one, status in _paired(requests, statuses)]
+
+    @classmethod
+    def Get_status_all(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
+        """Whether all have ended; the requests stay."""
+        move_all()
+        if not all([one._ended() for one in requests]):
+            return False
+        for one, status in _paired(requests, statuses):
+            _fill(status, one._operation())
+        return True
+
+    @classmethod
+    def _look(cls, requests: Sequence[Request]) -> int | None:
+        """The index of one that has ended; UNDEFINED: none is active; None: none has ended."""
+        active = [index for index, one in enumerate(requests) if one._operation() is not None]
+        move_all()
+        if not active:
+            return constants.UNDEFINED
+        return next((index for index in active if requests[index]._ended()), None)
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[Request], status: Status | None = None) -> int:
+        """Wait for one; returns its index."""
+        return cls.waitany(requests, status)[0]
+
+    @classmethod
+    def waitany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, Any]:
+        """Wait for one; returns its index and its object."""
+        pause = Pause()
+        while (index := cls._look(requests)) is None:
+            pause()
+        return index, cls._conclude_one(requests, index, status)
+
+    @classmethod
+    def Testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
+        """(the index of one that has ended, whether there is one)."""
+        return cls.testany(requests, status)[:2]
+
+    @classmethod
+    def testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool, Any]:
+        """(the index of one that has ended, whether there is one, its object)."""
+        index = cls._look(requests)
+        if index is None:
+            return constants.UNDEFINED, False, None
+        return index, True, cls._conclude_one(requests, index, status)
+
+    @staticmethod
+    def _conclude_one(requests: Sequence[Request], index: int, status: Status | None) -> Any:
+        if index == constants.UNDEFINED:
+            _fill(status, None)
+            return None
+        return requests[index]._conclude(status)
+
+    @classmethod
+    def Get_status_any(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
+        """As `Testany`; the requests stay."""
+        index = cls._look(requests)
+        if index is None:
+            return constants.UNDEFINED, False
+        _fill(status, None if index == constants.UNDEFINED else requests[index]._operation())
+        return index, True
+
+    @classmethod
+    def Waitsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
+        """Wait for at least one; returns the indices of those that have ended, or None if none is active."""
+        return cls.waitsome(requests, statuses)[0]
+
+    @classmethod
+    def waitsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[Any, Any]:
+        """Wait for at least one; returns (indices, objects)."""
+        pause = Pause()
+        while not (found := cls.testsome(requests, statuses))[0] and found[0] is not None:
+            pause()
+        return found
+
+    @classmethod
+    def Testsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
+        """The indices of those that have ended, or None if none is active."""
+        return cls.testsome(requests, statuses)[0]
+
+    @classmethod
+    def testsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[Any, Any]:
+        """(indices of those that have ended, their objects); (None, None) if none is active."""
+        active = cls._active_ended(requests)
+        if active is None:
+            _paired([], statuses)
+            return None, None
+        chosen = [requests[index] for index in active]
+        return active, [one._conclude(status) for one, status in _paired(chosen, statuses)]
+
+    @classmethod
+    def _active_ended(cls, requests: Sequence[Request]) -> list[int] | None:
+        move_all()
+        active = [index for index, one in enumerate(requests) if one._operation() is not None]
+        return [index for index in active if requests[index]._ended()] if active else None
+
+    @classmethod
+    def Get_status_some(
+        cls, requests: Sequence[Request], statuses: list[Status] | None = None
+    ) -> list[int] | None:
+        """As `Testsome`; the requests stay."""
+        active = cls._active_ended(requests)
+        for index, status in zip(active or [], _statuses(len(active or []), statuses), strict=True):
+            _fill(status, requests[index]._operation())
+        return active
+
+    get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
+
+    def __reduce__(self) -> Any:
+        return self._constant() or super().__reduce__()
+
+
+class Prequest(Request):
+    """An operation that can be started again after its end."""
+
+    @classmethod
+    def _starting(cls, start: Callable[[], Operation]) -> Any:
+        return cls._of(Pending(None, start))
+
+    def Start(self) -> None:
+        """Start it."""
+        if self._state is None or self._state.start is None:
+            raise Exception(constants.ERR_REQUEST, "the request is null or not persistent")
+        if self._state.operation is not None:
+            raise Exception(constants.ERR_REQUEST, "the request is under way")
+        self._state.operation = self._state.start()
+
+    @classmethod
+    def Startall(cls, requests: Sequence[Prequest]) -> None:
+        """Start several."""
+        for one in requests:
+            one.Start()
+
+
+class _General(Operation):
+    """An operation that the program itself performs."""
+
+    def __init__(self, functions: Any, args: Any, kargs: Any) -> None:
+        self.query, self.free, self.cancelling = functions
+        self.args, self.kargs = args or (), kargs or {}
+        self.status: Any = None
+        self.complete = False
+
+    def poll(self) -> bool:
+        """See `Operation.poll`."""
+        if self.complete and not self.done:
+            self.done = True
+            self.status = Status()
+            self.status._set(constants.ANY_SOURCE, constants.ANY_TAG, 0)
+            if self.query is not None:
+                self.query(self.status, *self.args, **self.kargs)
+            self.source, self.tag, self.nbytes = self.status._source, self.status._tag, self.status._nbytes
+            self.cancelled = self.status._cancelled
+            if self.free is not None:
+                self.free(*self.args, **self.kargs)
+        return self.done
+
+    def cancel(self) -> None:
+        """See `Operation.cancel`."""
+        if self.cancelling is not None:
+            self.cancelling(self.complete, *self.args, **self.kargs)
+
+
+class Grequest(Request):
+    """A request whose operation the program performs, and completes."""
+
+    @classmethod
+    def Start(
+        cls, query_fn: Any = None, free_fn: Any = None, cancel_fn: Any = None, args: Any = None, kargs: Any = None
+    ) -> Grequest:
+        """A request that ends with `Complete`. query_fn(status, ...) fills its status."""
+        made: Grequest = cls._for(_General((query_fn, free_fn, cancel_fn), args, kargs))
+        made._general = made._state.operation  # type: ignore[union-attr]
+        return made
+
+    _general: Any = None
+
+    def _adopt(self, other: Any) -> None:
+        super()._adopt(other)
+        self._general = None if other._state is None else other._state.operation
+
+    def Complete(self) -> None:
+        """The operation has ended."""
+        if self._state is None or not isinstance(self._general, _General):
+            raise Exception(constants.ERR_REQUEST, "the request is null or not general")
+        self._general.complete = True
+
+    def complete(self, obj: Any = None) -> None:
+        """The operation has ended with an object."""
+        if isinstance(self._general, _General):
+            self._general.value = obj
+        self.Complete()
+
+
+def _fill(status: Status | None, operation: Operation | None) -> None:
+    if status is None:
+        return
+    if operation is None:
+        status._set(constants.ANY_SOURCE, constants.ANY_TAG, 0)
+    else:
+        status._set(operation.source, operation.tag, operation.nbytes, operation.cancelled)
+
+
+def _statuses(number: int, statuses: list[Status] | None) -> list[Any]:
+    if statuses is None:
+        return [None] * number
+    statuses += [Status() for _ in range(number - len(statuses))]
+    return statuses[:number]
+
+
+def _paired(requests: Sequence[Request], statuses: list[Status] | None) -> Any:
+    return zip(requests, _statuses(len(requests), statuses), strict=True)
+
+
+REQUEST_NULL = Request()

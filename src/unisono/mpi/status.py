@@ -1,0 +1,149 @@
+"""`Status`: where a message came from, and its size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unisono.mpi import constants
+from unisono.mpi.datatype import Datatype
+from unisono.mpi.errors import Exception, whole
+from unisono.mpi.named_types import NAMED
+
+BYTE = NAMED["BYTE"]
+
+
+class Status:
+    """Source, tag, error and size of a message."""
+
+    __slots__ = ("_cancelled", "_error", "_nbytes", "_source", "_tag")
+
+    def __new__(cls, status: Status | None = None) -> Any:
+        """An empty status, or a copy of one."""
+        if status is not None and not isinstance(status, Status):
+            raise TypeError(f"expected Status, got {type(status).__name__}")
+        self = super().__new__(cls)
+        self._set(constants.ANY_SOURCE, constants.ANY_TAG, 0)
+        if status is not None:
+            self.__setstate__(status.__getstate__())
+        return self
+
+    def _set(self, source: int, tag: int, nbytes: int, cancelled: bool = False, error: int = 0) -> None:
+        self._source, self._tag, self._nbytes = source, tag, nbytes
+        self._cancelled, self._error = cancelled, error
+
+    def Get_source(self) -> int:
+        """The rank that sent the message."""
+        return self._source
+
+    def Set_source(self, source: int) -> None:
+        """Set the source."""
+        self._source = whole(source, "source")
+
+    def Get_tag(self) -> int:
+        """Its tag."""
+        return self._tag
+
+    def Set_tag(self, tag: int) -> None:
+        """Set the tag."""
+        self._tag = whole(tag, "tag")
+
+    def Get_error(self) -> int:
+        """Its error code."""
+        return self._error
+
+    def Set_error(self, error: int) -> None:
+        """Set the error code."""
+        self._error = whole(error, "error")
+
+    def Get_count(self, datatype: Datatype = BYTE) -> int:
+        """The number of whole items; UNDEFINED: the message is not whole items of this type."""
+        size = datatype.Get_size()
+        if size == 0:
+            return 0
+        return self._nbytes // size if self._nbytes % size == 0 else constants.UNDEFINED
+
+    def Get_elements(self, datatype: Datatype) -> int:
+        """The number of elements of which its items are made."""
+        state = datatype._alive()
+        if state.size == 0:
+            return 0
+        items, rest = divmod(self._nbytes, state.size)
+        found = items * sum(count for _, count in state.layout.atoms)
+        for nbytes, count in state.layout.atoms:
+            taken = min(rest // nbytes, count)
+            found, rest = found + taken, rest - taken * nbytes
+            if taken < count:
+                break
+        return found if rest == 0 else constants.UNDEFINED
+
+    def Set_elements(self, datatype: Datatype, count: int) -> None:
+        """Set the size, as a number of items."""
+        self._nbytes = datatype.Get_size() * whole(count, "count")
+
+    def Is_cancelled(self) -> bool:
+        """Whether the operation was cancelled."""
+        return self._cancelled
+
+    def Set_cancelled(self, flag: bool) -> None:
+        """Set whether it was cancelled."""
+        self._cancelled = bool(flag)
+
+    source = property(Get_source, Set_source)
+    tag = property(Get_tag, Set_tag)
+    error = property(Get_error, Set_error)
+    cancelled = property(Is_cancelled, Set_cancelled)
+
+    @property
+    def count(self) -> int:
+        """Its size in bytes."""
+        return self._nbytes
+
+    @count.setter
+    def count(self, value: int) -> None:
+        self._nbytes = whole(value, "count")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Status):
+            return NotImplemented
+        return self.__getstate__() == other.__getstate__()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, int]:
+        return {
+            "source": self._source, "tag": self._tag, "error": self._error, "count": self._nbytes,
+            "cancelled": self._cancelled,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self._set(state["source"], state["tag"], state["count"], bool(state["cancelled"]), state["error"])
+
+    def __reduce__(self) -> Any:
+        return Status, (), self.__getstate__()
+
+    def tomemory(self) -> memoryview:
+        """Its five numbers, as memory of ints."""
+        return memoryview(bytearray(20)).cast("i") if not self else _numbers(self)
+
+    def py2f(self) -> list[int]:
+        """Its five numbers."""
+        return _numbers(self).tolist()
+
+    @classmethod
+    def f2py(cls, arg: list[int]) -> Status:
+        """The status of five numbers."""
+        status: Status = cls()
+        low, high, source, tag, error = arg
+        status._set(source, tag, low & 0xFFFFFFFF | (high >> 1) << 32, bool(high & 1), error)
+        return status
+
+
+def _numbers(status: Status) -> Any:
+    import array
+
+    low = status._nbytes & 0xFFFFFFFF
+    numbers = [
+        low - (1 << 32) if low >> 31 else low, status._nbytes >> 32 << 1 | status._cancelled,
+        status._source, status._tag, status._error,
+    ]  # fmt: skip
+    return memoryview(array.array("i", numbers))
