@@ -49,6 +49,7 @@ from unisono.mpi.errors import (
     Remove_error_code,
     Remove_error_string,
 )
+from unisono.mpi.file import FILE_NULL, File, Register_datarep
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
@@ -94,7 +95,13 @@ def _name_constants() -> None:
             value.__module__ = __name__
 
 
+def __getattr__(name: str) -> Any:
+    from unisono.mpi.libraries import refused
+
+    raise refused(__name__, name)
+
+
 if rc.initialize:
     Init_thread()
 _name_constants()
-del annotations, Any
+del annotations

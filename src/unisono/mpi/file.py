@@ -276,3 +276,8 @@ _make_methods()
 FILE_NULL = File()
 _default: Any = State()
 _default.handler = None
+
+
+def Register_datarep(datarep: str, read_fn: Any, write_fn: Any, extent_fn: Any) -> None:  # noqa: ARG001
+    """Refused: files are native, or external32."""
+    raise NotImplementedError(f"data representation {datarep!r}: files are native, internal or external32")
