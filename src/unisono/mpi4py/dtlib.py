@@ -28,13 +28,13 @@ def from_numpy_dtype(dtype: Any) -> Any:
         fields = [dtype.fields[name] for name in dtype.names or ()]
         types = [from_numpy_dtype(field[0]) for field in fields]
         whole = MPI.Datatype.Create_struct([1] * len(fields), [field[1] for field in fields], types)
-        return _released(whole.Create_resized(0, dtype.itemsize), whole, *types)
+        return whole.Create_resized(0, dtype.itemsize)
     if dtype.subdtype:
         base, shape = dtype.subdtype
         one = from_numpy_dtype(base)
         if len(shape) == 1:
-            return _released(one.Create_contiguous(shape[0]), one)
-        return _released(one.Create_subarray(shape, shape, (0,) * len(shape)), one)
+            return one.Create_contiguous(shape[0])
+        return one.Create_subarray(shape, shape, (0,) * len(shape))
     return MPI.Datatype.fromcode(dtype.char).Dup()
 
 
@@ -49,18 +49,7 @@ def to_numpy_dtype(datatype: Any) -> Any:
     if datatype.combiner == MPI.COMBINER_NAMED or _is_f90(datatype):
         return _elementary(datatype)
     basetype, _, info = datatype.decode()
-    parts = [basetype, *info.get("datatypes", ())]
-    try:
-        return _derived(datatype, basetype, info)
-    finally:
-        _released(None, *parts)
-
-
-def _released(result: Any, *types: Any) -> Any:
-    for one in types:
-        if one is not None and not one.is_predefined:
-            one.Free()
-    return result
+    return _derived(datatype, basetype, info)
 
 
 def _is_f90(datatype: Any) -> bool:
@@ -90,12 +79,7 @@ def _derived(datatype: Any, basetype: Any, info: dict[str, Any]) -> Any:
     if kind == MPI.COMBINER_SUBARRAY:
         return _subarray(basetype, info)
     if kind == MPI.COMBINER_RESIZED and basetype.combiner == MPI.COMBINER_STRUCT:
-        _, _, inner = basetype.decode()
-        aligned = _is_aligned(basetype, info["extent"])
-        try:
-            return _struct(inner, datatype.extent, aligned)
-        finally:
-            _released(None, *inner["datatypes"])
+        return _struct(basetype.decode()[2], datatype.extent, _is_aligned(basetype, info["extent"]))
     if kind == MPI.COMBINER_STRUCT:
         return _struct(info, datatype.extent, True)
     places = _places(kind, basetype, info)
