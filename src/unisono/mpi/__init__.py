@@ -53,21 +53,24 @@ from unisono.mpi.file import FILE_NULL, File, Register_datarep
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
-from unisono.mpi.memory import (
+from unisono.mpi.buffers import (
     BOTTOM,
     BUFFER_AUTOMATIC,
     IN_PLACE,
+    BottomType,
+    BufferAutomaticType,
+    InPlaceType,
+)
+from unisono.mpi.byte_memory import (
     Aint_add,
     Aint_diff,
     Alloc_mem,
     Attach_buffer,
-    BottomType,
-    BufferAutomaticType,
     Detach_buffer,
     Flush_buffer,
     Free_mem,
     Get_address,
-    InPlaceType,
+    Iflush_buffer,
     buffer,
     memory,
 )
@@ -76,8 +79,9 @@ from unisono.mpi.named_types import NAMED as _NAMED
 from unisono.mpi.op import OP_NULL, Op
 from unisono.mpi.op import OPS as _OPS
 from unisono.mpi.pickling import Pickle, pickle
-from unisono.mpi.rc import rc
+from unisono.mpi.runtime_config import rc
 from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
+from unisono.mpi.session import SESSION_NULL, Session
 from unisono.mpi.status import Status
 from unisono.mpi.topology import Cartcomm, Compute_dims, Distgraphcomm, Graphcomm, Topocomm
 

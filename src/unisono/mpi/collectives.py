@@ -10,7 +10,7 @@ import numpy as np
 from unisono.mpi import constants, schedules
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.lane import Lane
-from unisono.mpi.memory import IN_PLACE
+from unisono.mpi.buffers import in_place
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
 from unisono.mpi.op import OPS, Op, check_alike, check_type, engine_op
 from unisono.mpi.plan import Plan, forms
@@ -72,7 +72,7 @@ class Collectives:
     def _gather_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
         root = check_root(root, lane.size)
         blocks = parts(recvbuf, lane.size, writable=True) if lane.rank == root else None
-        if lane.rank == root and sendbuf is IN_PLACE:
+        if lane.rank == root and in_place(sendbuf):
             mine = None
         else:
             mine = simple(sendbuf, writable=False)
@@ -89,7 +89,7 @@ class Collectives:
     def _scatter_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
         root = check_root(root, lane.size)
         blocks = parts(sendbuf, lane.size, writable=False) if lane.rank == root else None
-        mine = None if recvbuf is IN_PLACE and lane.rank == root else simple(recvbuf, writable=True)
+        mine = None if in_place(recvbuf) and lane.rank == root else simple(recvbuf, writable=True)
         return Plan(schedules.scatter(lane, blocks, mine, root))
 
     # ---- all to all
@@ -97,7 +97,7 @@ class Collectives:
     def _allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
         """Gather blocks of one size on every rank."""
         blocks = equal(recvbuf, lane.size, writable=True)
-        mine = None if sendbuf is IN_PLACE else simple(sendbuf, writable=False)
+        mine = None if in_place(sendbuf) else simple(sendbuf, writable=False)
         schedule = schedules.all_gather(lane, mine, blocks)
         nbytes = blocks[0].nbytes
         if nbytes == 0 or (mine is not None and mine.nbytes != nbytes):
@@ -117,25 +117,25 @@ class Collectives:
     def _allgatherv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
         """Gather blocks of any sizes on every rank."""
         blocks = vector(recvbuf, lane.size, writable=True)
-        mine = None if sendbuf is IN_PLACE else simple(sendbuf, writable=False)
+        mine = None if in_place(sendbuf) else simple(sendbuf, writable=False)
         return Plan(schedules.all_gather(lane, mine, blocks))
 
     def _alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
         """Send block i to rank i; all blocks are of one size."""
         incoming = equal(recvbuf, lane.size, writable=True)
-        outgoing = None if sendbuf is IN_PLACE else equal(sendbuf, lane.size, writable=False)
+        outgoing = None if in_place(sendbuf) else equal(sendbuf, lane.size, writable=False)
         return Plan(schedules.all_to_all(lane, outgoing, incoming))
 
     def _alltoallv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
         """Send block i to rank i; blocks are of any sizes."""
         incoming = vector(recvbuf, lane.size, writable=True)
-        outgoing = None if sendbuf is IN_PLACE else vector(sendbuf, lane.size, writable=False)
+        outgoing = None if in_place(sendbuf) else vector(sendbuf, lane.size, writable=False)
         return Plan(schedules.all_to_all(lane, outgoing, incoming))
 
     def _alltoallw(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
         """Send block i to rank i; blocks are of any sizes and types."""
         incoming = by_types(recvbuf, lane.size, writable=True)
-        outgoing = None if sendbuf is IN_PLACE else by_types(sendbuf, lane.size, writable=False)
+        outgoing = None if in_place(sendbuf) else by_types(sendbuf, lane.size, writable=False)
         return Plan(schedules.all_to_all(lane, outgoing, incoming))
 
     # ---- reductions
@@ -207,7 +207,7 @@ class Collectives:
 
     def _reduce_scatter_block(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
         """Reduce, and give every rank a block of one size."""
-        if sendbuf is IN_PLACE:
+        if in_place(sendbuf):
             target = simple(recvbuf, writable=True, blocks=lane.size)
             source = Block(target.raw, target.start, target.count * lane.size, target.type)
         else:
@@ -222,12 +222,12 @@ class Collectives:
     ) -> Plan:
         """Reduce, and give every rank a block of any size."""
         target = simple(recvbuf, writable=True)
-        source = target if sendbuf is IN_PLACE else simple(sendbuf, writable=False)
+        source = target if in_place(sendbuf) else simple(sendbuf, writable=False)
         if source.type is not target.type:
             raise ValueError("mismatch in send and receive MPI datatypes")
         if recvcounts is None:
             counts = None
-            if sendbuf is IN_PLACE:
+            if in_place(sendbuf):
                 counts = [
                     target.count // lane.size + (target.count % lane.size > r) for r in range(lane.size)
                 ]
@@ -280,7 +280,7 @@ def _check_counts(counts: list[int], lane: Lane, source: Block, target: Block) -
 
 def _contribution(sendbuf: Any, target: Block | None) -> Block:
     """The items that a rank gives to a reduction."""
-    if sendbuf is IN_PLACE and target is not None:
+    if in_place(sendbuf) and target is not None:
         return target
     source = simple(sendbuf, writable=False)
     if target is not None:

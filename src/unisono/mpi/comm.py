@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
+from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.collectives import Collectives
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.context import agree
@@ -21,13 +22,23 @@ from unisono.mpi.request import Request
 from unisono.mpi.transport import MOST_TAG
 
 
-class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
+class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer, Handle):
     """Ranks that communicate."""
 
     _state: Any
     _null = constants.ERR_COMM
 
     # ---- who it is
+
+    def _adopt(self, other: Any) -> None:
+        if other._state is not None and not self._fits(other._state):
+            raise TypeError(f"this communicator is no {type(self).__name__}")
+        self._state = other._state
+
+    @staticmethod
+    def _fits(state: CommState) -> bool:
+        """Whether this class is one of a communicator's."""
+        return True
 
     def Get_size(self) -> int:
         """The number of ranks, of this side."""
@@ -146,7 +157,7 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
             new = self._like(state, context, serial)
             new.info = kept
             self._copy_all(new)
-            made._state = new
+            made._refer(new)
 
         return made, schedule()
 
@@ -174,7 +185,7 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
         state.handler = self._alive().handler
         return Intracomm._of(state)
 
-    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:  # noqa: ARG002
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         """COMM_TYPE_SHARED: the ranks of each host. UNDEFINED: none for this rank."""
         state = self._alive()
         if split_type == constants.UNDEFINED:
@@ -182,6 +193,9 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
         if split_type == constants.COMM_TYPE_SHARED:
             return self._split(state.world.group.host_of(state.world.rank), key)
         if split_type in (constants.COMM_TYPE_HW_GUIDED, constants.COMM_TYPE_RESOURCE_GUIDED):
+            wanted = info.get("mpi_hw_resource_type") if info else None
+            if wanted == "mpi_shared_memory":
+                return self._split(state.world.group.host_of(state.world.rank), key)
             return self._split(constants.UNDEFINED, key)
         if split_type == constants.COMM_TYPE_HW_UNGUIDED:
             return self._split(constants.UNDEFINED, key)
@@ -245,12 +259,13 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, Handle):
         """Not there."""
         raise NotImplementedError("Join: jobs meet in a store; see unisono.join")
 
-    def __reduce__(self) -> Any:
-        return self._constant() or super().__reduce__()
-
 
 class Intracomm(Collectives, ObjectCollectives, Comm):
     """Ranks of one side."""
+
+    @staticmethod
+    def _fits(state: CommState) -> bool:
+        return state.remote is None
 
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         """A communicator of the ranks of a group; only they call it. Others get COMM_NULL at once."""

@@ -316,9 +316,8 @@ class Datatype(HasAttributes, Handle):
     is_predefined = property(lambda self: self._state is None or self._state.combiner in _PREDEFINED)
 
     def __reduce__(self) -> Any:
-        name = self._constant()
-        if name is not None or self._state is None:
-            return name or "DATATYPE_NULL"
+        if self._constant() is not None:
+            return super().__reduce__()
         base, combiner, params = self.decode()
         return _create, (base, combiner, params)
 

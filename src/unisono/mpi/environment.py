@@ -84,7 +84,7 @@ def Finalize() -> None:
 
 
 def _at_exit() -> None:
-    from unisono.mpi.rc import rc
+    from unisono.mpi.runtime_config import rc
 
     failed = getattr(sys, "last_type", None) is not None
     if _Life.initialized and not _Life.finalized and rc.finalize is not False and not failed:

@@ -126,9 +126,6 @@ class Group(Handle):
         self._alive()
         self._state = None
 
-    def __reduce__(self) -> Any:
-        return self._constant() or super().__reduce__()
-
 
 def _translated(members: tuple[int, ...], other: tuple[int, ...], rank: int) -> int:
     if rank == constants.PROC_NULL:

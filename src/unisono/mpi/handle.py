@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import weakref
 from typing import Any, ClassVar
 
@@ -13,12 +14,13 @@ constants: dict[tuple[type, int], str] = {}
 
 
 class State:
-    """What handles refer to: it has a number, its attributes, and a name."""
+    """What handles refer to: it has a number, its attributes, and a name. kind: the class of handles."""
 
     def __init__(self) -> None:
         self.number = next(_numbers)
         self.attributes: dict[int, Any] = {}
         self.name = ""
+        self.kind: Any = None
         _states[self.number] = self
 
 
@@ -47,8 +49,13 @@ class Handle:
     @classmethod
     def _of(cls, state: Any) -> Any:
         self = cls.__new__(cls)
-        self._state = state
+        self._refer(state)
         return self
+
+    def _refer(self, state: Any) -> None:
+        self._state = state
+        if state is not None and state.kind is None:
+            state.kind = next(kind for kind in type(self).__mro__ if kind.__module__.startswith("unisono."))
 
     def __bool__(self) -> bool:
         return self._state is not None
@@ -77,7 +84,7 @@ class Handle:
         handle = int(handle)
         if handle and handle not in _states:
             raise ValueError(f"no {cls.__name__} has the handle {handle}")
-        return cls._of(_states[handle] if handle else None)
+        return _states[handle].kind._of(_states[handle]) if handle else cls()
 
     toint = py2f = lambda self: self.handle
     fromint = f2py = fromhandle
@@ -97,7 +104,14 @@ class Handle:
         name = self._constant()
         if name is None:
             raise ValueError(f"cannot pickle this {type(self).__name__}: it belongs to one process")
-        return name
+        if getattr(sys.modules["unisono.mpi"], name) is self:
+            return name
+        return _named, (type(self), name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._constant() or self.handle}>"
+
+
+def _named(cls: Any, name: str) -> Any:
+    """Another handle of a constant, after it was pickled."""
+    return cls(getattr(sys.modules["unisono.mpi"], name))

@@ -85,7 +85,7 @@ class Info(Handle):
         return keys[n]
 
     def __reduce__(self) -> Any:
-        return self._constant() or (type(self).Create, (dict(self._pairs()),))
+        return super().__reduce__() if self._constant() else (type(self).Create, (dict(self._pairs()),))
 
     # ---- a mapping
 

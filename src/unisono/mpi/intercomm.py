@@ -43,6 +43,10 @@ def swap_leaders(lane: Lane, packed: Any, room: Any) -> Schedule:
 class Intercomm(Comm):
     """Two groups of ranks."""
 
+    @staticmethod
+    def _fits(state: CommState) -> bool:
+        return state.remote is not None
+
     def Get_remote_size(self) -> int:
         """The number of ranks of the other side."""
         return len(self._alive().peers)

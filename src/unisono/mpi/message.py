@@ -112,9 +112,6 @@ class Message(Handle):
         found.value = pickle.loads(taken.data)
         return found
 
-    def __reduce__(self) -> Any:
-        return self._constant() or super().__reduce__()
-
 
 MESSAGE_NULL = Message()
 MESSAGE_NO_PROC: Message = Message._of(_Taken(None, Ended(PROC_NULL)))

@@ -13,7 +13,7 @@ import numpy as np
 from unisono.mpi import constants
 from unisono.mpi.datatype import Datatype, Type, codes
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.memory import BOTTOM, at_address, bytes_of, is_buffer
+from unisono.mpi.buffers import BOTTOM, at_address, bytes_of, is_buffer
 from unisono.mpi.named_types import NAMED
 
 _BYTE = NAMED["BYTE"]

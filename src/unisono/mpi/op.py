@@ -13,7 +13,7 @@ from unisono.mpi import constants
 from unisono.mpi.datatype import Datatype, Type
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
-from unisono.mpi.memory import buffer
+from unisono.mpi.byte_memory import buffer
 from unisono.mpi.message_spec import simple
 
 _ENGINE_TYPES = "bBhilqfd"

@@ -37,7 +37,7 @@ class Pickle:
             raw = found.raw()
             if raw.nbytes < self.THRESHOLD:
                 return True
-            from unisono.mpi.memory import buffer
+            from unisono.mpi.byte_memory import buffer
 
             buffers.append(buffer(raw))
             return False

@@ -257,9 +257,6 @@ class Request(Handle):
 
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
 
-    def __reduce__(self) -> Any:
-        return self._constant() or super().__reduce__()
-
 
 class Prequest(Request):
     """An operation that can be started again after its end."""
@@ -355,8 +352,9 @@ def _fill(status: Status | None, operation: Operation | None) -> None:
 def _statuses(number: int, statuses: list[Status] | None) -> list[Any]:
     if statuses is None:
         return [None] * number
-    statuses += [Status() for _ in range(number - len(statuses))]
-    return statuses[:number]
+    if isinstance(statuses, list):
+        statuses += [Status() for _ in range(number - len(statuses))]
+    return list(statuses[:number])
 
 
 def _paired(requests: Sequence[Request], statuses: list[Status] | None) -> Any:

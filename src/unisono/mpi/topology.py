@@ -126,6 +126,12 @@ def _most_cubic(number: int, axes: int) -> list[int]:
 class Topocomm(Intracomm):
     """A communicator whose ranks have neighbours."""
 
+    _kinds: tuple[int, ...] = (constants.CART, constants.GRAPH, constants.DIST_GRAPH)
+
+    @classmethod
+    def _fits(cls, state: CommState) -> bool:  # type: ignore[override]
+        return state.topology is not None and state.topology.kind in cls._kinds
+
     def _sides(self) -> tuple[list[int], list[int], list[int]]:
         """(sources, destinations, the order in which messages from one source arrive)."""
         state = self._alive()
@@ -201,6 +207,8 @@ class Topocomm(Intracomm):
 class Cartcomm(Topocomm):
     """A grid of ranks."""
 
+    _kinds = (constants.CART,)
+
     def _grid(self) -> Grid:
         return self._alive().topology  # type: ignore[no-any-return]
 
@@ -260,11 +268,14 @@ class Cartcomm(Topocomm):
         made._state.topology = Grid(
             tuple(grid.dims[axis] for axis in stays), tuple(grid.periods[axis] for axis in stays)
         )
+        made._state.kind = Cartcomm
         return Cartcomm._of(made._state)  # type: ignore[no-any-return]
 
 
 class Graphcomm(Topocomm):
     """A graph of ranks that every rank knows whole."""
+
+    _kinds = (constants.GRAPH,)
 
     def _edges(self) -> Edges:
         return self._alive().topology  # type: ignore[no-any-return]
@@ -302,6 +313,8 @@ class Graphcomm(Topocomm):
 class Distgraphcomm(Topocomm):
     """A graph of which each rank knows its own neighbours."""
 
+    _kinds = (constants.DIST_GRAPH,)
+
     def Get_dist_neighbors_count(self) -> tuple[int, int, bool]:
         """(number of sources, of destinations, whether edges have weights)."""
         topology = self._alive().topology
@@ -335,7 +348,7 @@ def _made(comm: Any, kind: Any, topology: Any, size: int) -> Any:
     made = comm._split(0 if state.rank < size else constants.UNDEFINED, state.rank)
     if made == COMM_NULL:
         return kind()
-    made._state.topology = topology
+    made._state.topology, made._state.kind = topology, kind
     return kind._of(made._state)
 
 
@@ -421,7 +434,9 @@ def _unweighted(weights: Any) -> bool:
 
 
 def _weights(weights: Any, number: int) -> tuple[int, ...]:
-    if isinstance(weights, int):  # WEIGHTS_EMPTY, UNWEIGHTED
+    if isinstance(weights, int):
+        if number and weights == constants.WEIGHTS_EMPTY:
+            raise ValueError("WEIGHTS_EMPTY, but there are edges")
         return (0,) * number
     found = tuple(whole(one, "weights") for one in weights or ())
     if len(found) != number:

@@ -1,0 +1,83 @@
+"""The memory of an object with DLPack, read from its capsule without taking the tensor over.
+
+So the producer keeps the tensor, and the capsule is kept as long as the memory is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_HOST_DEVICES = (1, 3, 11)  # CPU, and memory of the host that CUDA and ROCm have pinned
+_KINDS = {
+    (0, 8): "b", (0, 16): "h", (0, 32): "i", (0, 64): "l", (1, 8): "B", (1, 16): "H", (1, 32): "I",
+    (1, 64): "L", (2, 16): "e", (2, 32): "f", (2, 64): "d", (2, 128): "g", (5, 64): "F", (5, 128): "D",
+    (5, 256): "G", (6, 8): "?",
+}  # fmt: skip
+"""The character of NumPy for (code, bits) of a type."""
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32),
+        ("device_number", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def tensor_of(x: Any) -> tuple[int, int, str, Any]:
+    """(address, bytes, character of NumPy, what to keep) of the tensor of an object.
+
+    Raises:
+        BufferError: it is not in the host's memory, not contiguous, or of a type that has no name here.
+    """
+    if int(x.__dlpack_device__()[0]) not in _HOST_DEVICES:
+        raise BufferError("dlpack: the tensor is not in the memory of the host")
+    capsule = x.__dlpack__()
+    try:
+        at = _pointer(capsule, b"dltensor")
+    except ValueError:
+        raise BufferError("dlpack: the capsule has no tensor") from None
+    tensor = _Tensor.from_address(at)
+    pair = tensor.code == 2 and tensor.lanes == 2  # a complex number, of producers that know no complex type
+    bits = tensor.bits * tensor.lanes
+    kind = _KINDS.get((5 if pair else tensor.code, bits))
+    if kind is None or not (pair or tensor.lanes == 1):
+        raise BufferError(f"dlpack: type code {tensor.code} of {tensor.bits} bits, {tensor.lanes} lanes")
+    if tensor.ndim < 0 or (tensor.ndim and not tensor.shape):
+        raise BufferError("dlpack: the tensor has no shape")
+    shape = tensor.shape[: tensor.ndim] if tensor.ndim else []
+    if any(size < 0 for size in shape):
+        raise BufferError(f"dlpack: the shape is {shape}")
+    strides = tensor.strides[: tensor.ndim] if tensor.strides and tensor.ndim else None
+    if strides is not None and not contiguous(shape, strides, 1):
+        raise BufferError("dlpack: the tensor is not contiguous")
+    count = 1
+    for size in shape:
+        count *= size
+    if count and not tensor.data:
+        raise BufferError("dlpack: the tensor has no memory")
+    return (tensor.data or 0) + tensor.byte_offset, count * bits // 8, kind, capsule
+
+
+def contiguous(shape: Any, strides: Any, itemsize: int) -> bool:
+    """Whether items lie side by side, in C or Fortran order."""
+    for axes in (range(len(shape))[::-1], range(len(shape))):
+        step, fits = itemsize, True
+        for axis in axes:
+            fits = fits and (shape[axis] <= 1 or strides[axis] == step)
+            step *= shape[axis]
+        if fits:
+            return True
+    return 0 in shape
