@@ -307,7 +307,10 @@ class Datatype(HasAttributes, Handle):
         base = DATATYPE_NULL if state.combiner == constants.COMBINER_STRUCT else None
         if base is None:
             base = Datatype._of(state.types[0]) if state.types else DATATYPE_NULL
-        return base, _COMBINERS[state.combiner], dict(state.params)
+        params = dict(state.params)
+        if "datatypes" in params:  # handles that the caller may free
+            params["datatypes"] = [Datatype(one) for one in params["datatypes"]]
+        return base, _COMBINERS[state.combiner], params
 
     envelope = property(Get_envelope)
     contents = property(Get_contents)
