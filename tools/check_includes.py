@@ -12,7 +12,7 @@ from pathlib import Path
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 SEPARATE = "virtual"  # its files lie beside each other: they are included without a folder
-ORDER = ("kernels", "protocol", "transport", "p2p", "engine", "calibrate", "simulator", "python")
+ORDER = ("kernels", "protocol", "transport", "p2p", "windows", "engine", "calibrate", "simulator", "python")
 ALLOWED = {name: ORDER[: number + 1] for number, name in enumerate(ORDER)} | {SEPARATE: ()}
 OURS = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -197,6 +197,7 @@ class Engine {
   // Called while a caller's thread waits, with no lock held; true: stop waiting.
   void set_interrupt(std::function<bool()> interrupted) { interrupted_ = std::move(interrupted); }
   const std::function<bool()>* interrupt() const { return &interrupted_; }
+  WaitContext wait_context() { return {group_, peers_, control_.get(), wait_policy_, &interrupted_, rank_}; }
 
  private:
   Engine(const std::shared_ptr<Region>& region, int rank, EngineOptions&& options, Connections connections,

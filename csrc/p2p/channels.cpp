@@ -126,6 +126,7 @@ bool Channels::deliver_unexpected(Receives::iterator receive) {
     message->request = *receive;
     if (!message->whole) return true;  // finish_incoming delivers it
     deliver(request, message->peer, message->header, message->bytes.get());
+    if (message->sender) finish(*message->sender, FaultKind::kNone);
     erase_unexpected(message);
     return true;
   }
@@ -174,7 +175,7 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
     const auto receive = receives_.insert(receives_.end(), std::move(request));
     if (!held(**receive) && deliver_unexpected(receive)) receives_.erase(receive);
   } else if (request->peer == rank_) {
-    send_to_self(*request);
+    send_to_self(request);
   } else if (streams_.open(request->peer)) {
     may_store_ = true;
     sends_[static_cast<size_t>(request->peer)].push_back(std::move(request));
@@ -185,7 +186,8 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
 }
 
 // A message to this rank itself goes to a matching receive, or is kept.
-void Channels::send_to_self(Request& send) {
+void Channels::send_to_self(const std::shared_ptr<Request>& sent) {
+  Request& send = *sent;
   const Header header{send.nbytes, send.tag, send.form};
   if (const std::shared_ptr<Request> request = take_match(rank_, header)) {
     deliver(*request, rank_, header, send.data);
@@ -193,6 +195,10 @@ void Channels::send_to_self(Request& send) {
     std::unique_ptr<unsigned char[]> bytes(new unsigned char[send.nbytes]);
     if (send.nbytes > 0) std::memcpy(bytes.get(), send.data, send.nbytes);
     unexpected_.push_back(UnexpectedMessage{rank_, header, std::move(bytes), true});
+    if (send.synchronous) {  // it ends when a receive matches
+      unexpected_.back().sender = sent;
+      return;
+    }
   }
   finish(send, FaultKind::kNone);
 }
@@ -268,8 +274,10 @@ void Channels::fail_all(FaultKind fault) {
   each_send([&](const auto& request) { finish(*request, fault); });
   for (auto& queue : sends_) queue.clear();
   for (Offers& one : offers_) one.offered.clear();
-  for (UnexpectedMessage& message : unexpected_)
+  for (UnexpectedMessage& message : unexpected_) {
     if (const auto request = std::exchange(message.request, nullptr)) finish(*request, fault);
+    if (const auto sender = std::exchange(message.sender, nullptr)) finish(*sender, fault);
+  }
   for (const auto& request : receives_) finish(*request, fault);
   receives_.clear();
   held_ = 0;

@@ -113,6 +113,7 @@ class Channels {
     bool asked = false;                  // the offer was granted
     bool synchronous = false;            // only a receive that matches may ask for it
     std::shared_ptr<Request> request{};  // the receive that gets it
+    std::shared_ptr<Request> sender{};   // of a synchronous message of this rank to itself
     bool stored() const { return bytes != nullptr; }
     bool waits() const { return number != 0 && !asked; }  // in its sender
   };
@@ -186,7 +187,7 @@ class Channels {
   std::optional<MessageEnvelope> first_unexpected(int peer, int tag) const;
   bool has_earlier_receive(int peer, int tag) const;
   void deliver(Request& request, int peer, const Header& header, const unsigned char* bytes);
-  void send_to_self(Request& send);
+  void send_to_self(const std::shared_ptr<Request>& sent);
   void refuse(Request& request, int peer, const Header& header);
   void finish(Request& request, FaultKind fault);
   void fail_all(FaultKind fault);

@@ -7,8 +7,8 @@
 namespace unisono {
 
 // The connections between two hosts, in the order in which Python names them.
-enum class ConnectionKind : uint32_t { kControl, kData, kMessages };
-constexpr size_t kConnectionKinds = 3;
+enum class ConnectionKind : uint32_t { kControl, kData, kMessages, kWindows };
+constexpr size_t kConnectionKinds = 4;
 
 // X(enumerator, what the value is)
 #define UNISONO_FLAWS(X)                                                  \

@@ -5,11 +5,12 @@
 
 #include "kernels/codec.hpp"
 #include "kernels/dtype.hpp"
+#include "kernels/reduce.hpp"
 
 namespace unisono {
 namespace {
 
-constexpr const char* kWireNames[kConnectionKinds] = {"control", "data", "messages"};
+constexpr const char* kWireNames[kConnectionKinds] = {"control", "data", "messages", "windows"};
 constexpr const char* kFlawTexts[kFlaws] = {
 #define X(enumerator, what) what,
     UNISONO_FLAWS(X)
@@ -73,7 +74,7 @@ void move_frame(Move& move, Frame& frame) {
   move_all(move, size_mismatch.tag, size_mismatch.expected_form, size_mismatch.sent_form,
            size_mismatch.expected_nbytes, size_mismatch.sent_nbytes);
   move_all(move, size_mismatch.seq, size_mismatch.more, size_mismatch.scratch);
-  move_all(move, fault.frame.wire, fault.frame.kind, fault.frame.value);
+  move_all(move, fault.frame.wire, fault.frame.kind, fault.frame.value, fault.window);
   move_all(move, status.started, status.finished);
   for (auto& call : status.history) {
     move_all(move, call.seq, call.fingerprint, call.numel, call.root);
@@ -103,6 +104,8 @@ FrameError check(const Fault& fault, int ranks) {
     return bad_control(FrameErrorKind::kWire, static_cast<int64_t>(fault.frame.wire));
   if (static_cast<size_t>(fault.frame.kind) >= kFlaws)
     return bad_control(FrameErrorKind::kFault, static_cast<int64_t>(fault.frame.kind));
+  if (fault.window > WindowWait::kAnswer)
+    return bad_control(FrameErrorKind::kFault, static_cast<int64_t>(fault.window));
   return {};
 }
 
@@ -154,6 +157,41 @@ FrameError check(const MessageHeader& header, bool zero_copy) {
   const uint64_t item = has_length ? itemsize(static_cast<DType>(dtype_of_form(header.form()))) : 1;
   if (header.nbytes > kMostBytes || header.nbytes % item != 0)
     return bad(ConnectionKind::kMessages, FrameErrorKind::kLength, header.nbytes);
+  return {};
+}
+
+bool updates(uint32_t dtype, uint32_t op) {
+  if (dtype >= kDTypeCount || op >= kWindowOps) return false;
+  const auto reduction = static_cast<ReduceOp>(op);
+  if (op >= kReduceOpCount) return true;
+  return reduction != ReduceOp::kAvg && reduction != ReduceOp::kPremulSum &&
+         reducible(static_cast<DType>(dtype), reduction);
+}
+
+FrameError check(const WindowRequest& request) {
+  const auto wrong = [](FrameErrorKind kind, uint64_t value) {
+    return bad(ConnectionKind::kWindows, kind, value);
+  };
+  if (request.call >= kWindowCalls) return wrong(FrameErrorKind::kKind, request.call);
+  const auto call = static_cast<WindowCall>(uint32_t{request.call});
+  if (request.nbytes > kMostBytes) return wrong(FrameErrorKind::kLength, request.nbytes);
+  if (request.detail >= (call == WindowCall::kSignal ? kWindowSignals : 2))
+    return wrong(FrameErrorKind::kKind, request.detail);
+  if (call == WindowCall::kSwap && (request.nbytes == 0 || request.nbytes > kMostSwapped))
+    return wrong(FrameErrorKind::kLength, request.nbytes);
+  if (call != WindowCall::kUpdate) return {};
+  if (!updates(request.dtype, request.op)) return wrong(FrameErrorKind::kOperation, request.op);
+  const size_t item = itemsize(static_cast<DType>(uint32_t{request.dtype}));
+  if (request.nbytes > kUpdateBytes || request.nbytes % item != 0)
+    return wrong(FrameErrorKind::kLength, request.nbytes);
+  return {};
+}
+
+FrameError check(const WindowReply& reply, int ranks) {
+  if (reply.status > static_cast<uint32_t>(WindowStatus::kLate))
+    return bad(ConnectionKind::kWindows, FrameErrorKind::kKind, reply.status);
+  if (reply.rank < -1 || reply.rank >= ranks)
+    return bad(ConnectionKind::kWindows, FrameErrorKind::kRank, static_cast<uint32_t>(int32_t{reply.rank}));
   return {};
 }
 

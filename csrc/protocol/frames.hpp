@@ -87,6 +87,40 @@ static_assert(sizeof(MessageHeader) == 16);
 // zero copy: the two ranks can read each other's memory.
 FrameError check(const MessageHeader& header, bool zero_copy);
 
+// ---- `windows`: one-sided calls to a rank whose memory the caller cannot reach -------------------------
+
+// kPut: bytes follow. kUpdate: operands follow. kSwap: the expected and the new element follow. Each call
+// gets one reply; that of kGet, kUpdate (where the former values are wanted) and kSwap is followed by bytes.
+enum class WindowCall : uint32_t { kPut, kGet, kUpdate, kSwap, kLock, kUnlock, kHold, kRelease, kSignal };
+constexpr uint32_t kWindowCalls = 9;
+// An update is a ReduceOp, or one of these.
+constexpr uint32_t kReplaceOp = kReduceOpCount, kNoOp = kReduceOpCount + 1, kWindowOps = kReduceOpCount + 2;
+constexpr size_t kUpdateBytes = 256 * 1024;  // of one frame
+constexpr size_t kMostSwapped = 32;          // bytes of an element that is compared and swapped
+// What a rank signals to another: a post, a completion, or its arrival in a round of a fence.
+constexpr uint32_t kPosted = 0, kCompleted = 1, kFirstRound = 2, kWindowSignals = 34;
+
+struct WindowRequest {
+  LittleEndian<uint32_t> call, dtype, op;
+  LittleEndian<uint32_t> detail;  // kLock: whether shared; kUpdate: whether it fetches; kSignal: which
+  LittleEndian<uint64_t> address, nbytes;
+  LittleEndian<int64_t> timeout_ns;  // kLock, kHold
+};
+static_assert(sizeof(WindowRequest) == 40);
+
+// kOutside: not in the window. kLate: `rank` (-1: unknown) held the lock until the timeout.
+enum class WindowStatus : uint32_t { kDone, kOutside, kLate };
+struct WindowReply {
+  LittleEndian<uint32_t> status;
+  LittleEndian<int32_t> rank;
+};
+static_assert(sizeof(WindowReply) == 8);
+
+FrameError check(const WindowRequest& request);
+FrameError check(const WindowReply& reply, int ranks);
+// Whether windows combine elements of this type so.
+bool updates(uint32_t dtype, uint32_t op);
+
 // ---- `control` ---------------------------------------------------------------------------------------
 
 // The bytes of a proposal; see region.hpp.

@@ -128,6 +128,7 @@ void GroupState::wake_all() {
     notify_sleepers(cell(rank).collective_event);
     notify_sleepers(cell(rank).message_event);
     notify_sleepers(cell(rank).membership_event);
+    notify_sleepers(cell(rank).window_event);
   }
 }
 
@@ -174,15 +175,7 @@ Fate GroupState::settle(int rank, Fate fate) {
 }
 
 bool GroupState::await_proposal(int rank, uint64_t known, int64_t slice) {
-  EventCount& event = cell(rank).membership_event;
-  const uint32_t epoch = event.epoch.load(std::memory_order_seq_cst);
-  event.sleepers.fetch_add(1, std::memory_order_seq_cst);  // R2, with the version
-  if (proposal_version(rank) == known) {
-    const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&event.epoch), FUTEX_WAIT, epoch, &timeout, nullptr, 0);
-  }
-  event.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-  return proposal_version(rank) != known;
+  return sleep_until(cell(rank).membership_event, slice, [&] { return proposal_version(rank) != known; });
 }
 
 void GroupState::wake_control() {
@@ -190,6 +183,11 @@ void GroupState::wake_control() {
   const uint64_t one = 1;
   (void)!write(control_event_, &one,
                sizeof one);  // fails only where the counter is full, which wakes as well
+}
+
+void sleep_on(EventCount& event, uint32_t epoch, int64_t slice) {
+  const timespec timeout{slice / 1'000'000'000LL, slice % 1'000'000'000LL};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&event.epoch), FUTEX_WAIT, epoch, &timeout, nullptr, 0);
 }
 
 void notify_sleepers(EventCount& event) {

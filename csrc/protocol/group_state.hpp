@@ -134,6 +134,22 @@ inline void notify(EventCount& event) {
   if (event.sleepers.load(std::memory_order_seq_cst) != 0) notify_sleepers(event);
 }
 
+// Sleeps until the event is notified, its epoch differs from `epoch`, or `slice` has passed.
+void sleep_on(EventCount& event, uint32_t epoch, int64_t slice);
+// The same, unless `ready` holds already; whether it holds afterwards.
+template <class Ready>
+bool sleep_until(EventCount& event, int64_t slice, Ready ready) {
+  const uint32_t epoch = event.epoch.load(std::memory_order_seq_cst);
+  event.sleepers.fetch_add(1, std::memory_order_seq_cst);  // R2, with what `ready` loads
+  bool done = ready();
+  if (!done) {
+    sleep_on(event, epoch, slice);
+    done = ready();
+  }
+  event.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return done;
+}
+
 RankStatus read_status(RankCell& cell);
 // Stores the status that another rank sent, unless a newer one is known.
 void write_status(RankCell& cell, const RankStatus& status);

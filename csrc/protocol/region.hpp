@@ -64,15 +64,19 @@ struct SizeMismatch {
   uint32_t scratch = 0;  // whether the chunk is in scratch memory: its receiver only forwards it
 };
 
+// What a call of a window waits for, in a rank.
+enum class WindowWait : uint32_t { kNone, kLock, kUpdate, kFence, kPost, kComplete, kAnswer };
+
 struct Fault {
   FaultKind kind = FaultKind::kNone;
   int32_t found_by = -1;  // the rank that found the fault
   int32_t rank = -1;      // the rank that died, differed or did not come
   int32_t signal = 0;     // what ended `rank`, when known
   int32_t exit_code = -1;
-  uint64_t seq = 0;              // the operation of `found_by` that was running; 0: a message
-  SizeMismatch size_mismatch{};  // kMismatch of sizes
-  FrameError frame{};            // kBadFrame: what `rank` sent
+  uint64_t seq = 0;  // the operation of `found_by` that was running; 0: a message, or a window
+  WindowWait window = WindowWait::kNone;  // kTimeout: what `found_by` awaited of `rank`
+  SizeMismatch size_mismatch{};           // kMismatch of sizes
+  FrameError frame{};                     // kBadFrame: what `rank` sent
 };
 
 // The group's abort cell. The first fault counts, and the group stays aborted. One compare-exchange decides,
@@ -137,6 +141,7 @@ struct alignas(kLineBytes) RankCell {
   EventCount collective_event;  // notified by peers for the thread that runs collectives
   EventCount message_event;     // ... and for the one that moves point-to-point messages
   EventCount membership_event;  // notified by this rank for those that wait for its next proposal
+  EventCount window_event;      // notified for threads that wait in a call of a window
   std::atomic<uint64_t> history[kHistory][sizeof(CallRecord) / sizeof(uint64_t)];
   RankReport report;
   alignas(kLineBytes) Fault fault;  // found by this rank; constant once the abort cell names this rank

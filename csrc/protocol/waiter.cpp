@@ -362,6 +362,7 @@ int Waiter::find_absent() {
 void Waiter::fail(Fault fault) {
   fault.found_by = rank_;
   fault.seq = seq_;
+  if (fault.kind == FaultKind::kTimeout) fault.window = window_;
   group_.abort_with(fault);
   locate_late_ranks(group_, peers_);  // at once: who waits for an asynchronous call may read the fault late
   rethrow();

@@ -140,6 +140,8 @@ class Waiter {
   void set_wait_policy(WaitPolicy wait_policy) { wait_policy_ = wait_policy; }
   void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
   void set_caller_lock(ReleasableLock* caller_lock) { caller_lock_ = caller_lock; }
+  // What a Timeout tells of the awaited rank.
+  void set_window(WindowWait window) { window_ = window; }
 
   // Waits for `ready`, which depends on rank `awaited` (-1: on any rank), and may change `awaited`.
   template <class Ready>
@@ -207,6 +209,17 @@ class Waiter {
   Nanoseconds timeout_ = INT64_MAX;
   Nanoseconds stopped_checked_at_ = 0;  // when it last looked for stopped ranks
   int stopped_rank_ = -1;               // the one that it found then
+  WindowWait window_ = WindowWait::kNone;
+};
+
+// What a thread of a rank waits with, outside the engine's own operations. `control`: nullptr on one host.
+struct WaitContext {
+  GroupState& group;
+  const PeerProcesses& peers;
+  ControlPlane* control;
+  WaitPolicy policy;
+  const std::function<bool()>* interrupted;
+  int rank;
 };
 
 }  // namespace unisono

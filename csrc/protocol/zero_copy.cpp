@@ -198,6 +198,24 @@ bool ZeroCopyTransfer::cancel(const std::function<bool()>& dead) {
   return true;
 }
 
+FaultKind copy_from(const PeerMemory& other, void* into, uint64_t from, size_t nbytes) {
+  if (const void* const there = seen(other, from, nbytes)) {
+    kernels().copy(into, there, nbytes);
+    return FaultKind::kNone;
+  }
+  return ZeroCopyTransfer::repeat(other.who, from, into, nbytes);
+}
+
+FaultKind copy_to(const PeerMemory& other, uint64_t into, const void* from, size_t nbytes) {
+  if (void* const there = seen(other, into, nbytes)) {
+    kernels().copy(there, from, nbytes);
+    return FaultKind::kNone;
+  }
+  if (write_to(other.who, reinterpret_cast<uint64_t>(from), into, nbytes)) return FaultKind::kNone;
+  if (!is_still(other.who)) return FaultKind::kPeerLost;
+  return may_write.load(std::memory_order_relaxed) ? FaultKind::kUnwritable : FaultKind::kNoAccess;
+}
+
 bool accessible(const void* data, size_t nbytes) {
   char ends[2];
   const auto* const from = static_cast<const char*>(data);

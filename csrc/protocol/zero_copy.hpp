@@ -91,6 +91,11 @@ bool accessible(const void* data, size_t nbytes);
 // Whether every page of this memory can be read; a page of a mapped file may be missing. Slow.
 bool readable(const void* data, size_t nbytes);
 
+// Copies bytes between this process's memory and another one's. kNone: it has. kPeerLost: the process is
+// another one. kUnreadable, kUnwritable: a page is missing. kNoAccess: the system refuses it.
+FaultKind copy_from(const PeerMemory& other, void* into, uint64_t from, size_t nbytes);
+FaultKind copy_to(const PeerMemory& other, uint64_t into, const void* from, size_t nbytes);
+
 // The address of kAccessProbe in this process; another process reads it to test its access.
 uint64_t access_probe();
 bool reaches(pid_t pid, uint64_t access_probe);

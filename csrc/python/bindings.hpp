@@ -51,6 +51,7 @@ void stop_threads_at_the_end();
 void bind_futures(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_simulator(nanobind::module_& m);
+void bind_windows(nanobind::module_& m);
 
 // Raises an OSError with the errno of `error`.
 void set_os_error(const std::system_error& error);

@@ -125,6 +125,9 @@ void bind_records(nb::module_& m) {
       .def_prop_ro(
           "frame", [](const FaultRecord& r) { return describe(r.fault.frame); },
           "What was wrong with the frame that `rank` sent.")
+      .def_prop_ro(
+          "window", [](const FaultRecord& r) { return static_cast<uint32_t>(r.fault.window); },
+          "What a call of a window awaited of `rank`, see WindowWait; 0: it was no such call.")
       .def_ro("ranks", &FaultRecord::ranks);
 }
 

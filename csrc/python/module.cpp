@@ -163,4 +163,5 @@ NB_MODULE(_native, m) {
   bind_futures(m);
   bind_memory(m);
   bind_simulator(m);
+  bind_windows(m);
 }

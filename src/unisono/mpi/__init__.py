@@ -83,18 +83,27 @@ from unisono.mpi.runtime_config import rc
 from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
 from unisono.mpi.session import SESSION_NULL, Session
 from unisono.mpi.status import Status
+from unisono.mpi.reflection import (
+    _addressof,
+    _comm_lock,
+    _comm_lock_table,
+    _handleof,
+    _sizeof,
+    _typealign,
+    _typecode,
+    _typedict,
+)
 from unisono.mpi.topology import Cartcomm, Compute_dims, Distgraphcomm, Graphcomm, Topocomm
 
 globals().update(_NAMED)
 globals().update(_OPS)
-_typedict = None
 
 
 def _name_constants() -> None:
     """Handles that are constants pickle by name; classes say that they are of this module."""
     for name, value in list(globals().items()):
         if isinstance(value, _handle.Handle) and (value or name.endswith("_NULL")):
-            _handle.constants.setdefault((value._family, value.handle), name)
+            _handle.constants.setdefault((value._family(), value.handle), name)
         elif isinstance(value, type) and value.__module__.startswith("unisono.mpi."):
             value.__module__ = __name__
 

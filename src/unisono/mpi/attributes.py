@@ -37,13 +37,13 @@ class HasAttributes:
     ) -> int:
         """A new key. copy_fn(object, key, value): the value in a duplicate; None or False: it has none."""
         number = next(_numbers)
-        _keys[number] = _Key(cls._family, copy_fn, delete_fn, nopython)
+        _keys[number] = _Key(cls._family(), copy_fn, delete_fn, nopython)
         return number
 
     @classmethod
     def Free_keyval(cls, keyval: int) -> int:
         """Release a key; values that are set stay."""
-        if keyval not in _keys or _keys[keyval].family is not cls._family:
+        if keyval not in _keys or _keys[keyval].family is not cls._family():
             raise Exception(constants.ERR_KEYVAL, f"there is no key {keyval}")
         _freed[keyval] = _keys.pop(keyval)
         return constants.KEYVAL_INVALID
@@ -78,7 +78,7 @@ class HasAttributes:
         return {}
 
     def _known(self, keyval: int) -> None:
-        if keyval not in _keys or _keys[keyval].family is not self._family:
+        if keyval not in _keys or _keys[keyval].family is not self._family():
             raise Exception(constants.ERR_KEYVAL, f"there is no key {keyval}")
 
     def _delete(self, keyval: int) -> None:

@@ -123,7 +123,9 @@ def _refuse_objects() -> Any:
 def _code(dtype: Any) -> str:
     if dtype.kind in "Vmo" or dtype.byteorder == ">":
         return str(dtype.str)
-    return "S" if dtype.kind == "S" and dtype.itemsize == 1 else dtype.char if dtype.kind != "S" else dtype.str
+    return (
+        "S" if dtype.kind == "S" and dtype.itemsize == 1 else dtype.char if dtype.kind != "S" else dtype.str
+    )
 
 
 def _of_object(x: Any) -> tuple[Any, str]:

@@ -38,7 +38,7 @@ def copy_of(block: Block) -> Any:
 
 
 class Collectives:
-    """The collectives of `Intracomm`."""
+    """The collectives of `Comm`, as those of one side perform them."""
 
     _state: Any
 
@@ -184,27 +184,6 @@ class Collectives:
             lambda: target.fill(packed),
         )
 
-    def _scan(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-        """Reduce over the ranks up to this one."""
-        return self._prefix(lane, sendbuf, recvbuf, op, True)
-
-    def _exscan(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-        """Reduce over the ranks below this one; nothing changes on rank 0."""
-        return self._prefix(lane, sendbuf, recvbuf, op, False)
-
-    def _prefix(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op, inclusive: bool) -> Plan:
-        target = simple(recvbuf, writable=True)
-        source = _contribution(sendbuf, target)
-        check_type(op, source.type)
-        packed = copy_of(source)
-
-        def schedule() -> Schedule:
-            found = yield from schedules.scan(lane, packed, op, source.type, inclusive)
-            if found is not None:
-                target.fill(found)
-
-        return Plan(schedule())
-
     def _reduce_scatter_block(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
         """Reduce, and give every rank a block of one size."""
         if in_place(sendbuf):
@@ -266,6 +245,31 @@ class Collectives:
         return Plan(schedule())
 
 
+class Prefixes:
+    """Reductions over the ranks before, of `Intracomm` alone."""
+
+    def _scan(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+        """Reduce over the ranks up to this one."""
+        return self._prefix(lane, sendbuf, recvbuf, op, True)
+
+    def _exscan(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
+        """Reduce over the ranks below this one; nothing changes on rank 0."""
+        return self._prefix(lane, sendbuf, recvbuf, op, False)
+
+    def _prefix(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op, inclusive: bool) -> Plan:
+        target = simple(recvbuf, writable=True)
+        source = _contribution(sendbuf, target)
+        check_type(op, source.type)
+        packed = copy_of(source)
+
+        def schedule() -> Schedule:
+            found = yield from schedules.scan(lane, packed, op, source.type, inclusive)
+            if found is not None:
+                target.fill(found)
+
+        return Plan(schedule())
+
+
 BYTE = Block(np.zeros(0, np.uint8), 0, 0, simple(b"", writable=False).type).type
 
 
@@ -296,4 +300,5 @@ SHARED = {
     "_reduce_scatter": "Reduce_scatter",
 }  # fmt: skip
 """The collectives that intercommunicators have, too."""
-forms(Collectives, {**SHARED, "_scan": "Scan", "_exscan": "Exscan"})
+forms(Collectives, SHARED)
+forms(Prefixes, {"_scan": "Scan", "_exscan": "Exscan"})

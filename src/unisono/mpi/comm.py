@@ -7,22 +7,26 @@ from typing import Any, NoReturn
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.byte_memory import HasBuffer
-from unisono.mpi.collectives import Collectives
+from unisono.mpi.collectives import Collectives, Prefixes
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.context import agree
-from unisono.mpi.errors import Exception, HasErrhandler, whole
+from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
 from unisono.mpi.group import Group, Members
 from unisono.mpi.handle import Handle
 from unisono.mpi.info import Info
 from unisono.mpi.lane import Lane
 from unisono.mpi.objects import ObjectCollectives, ObjectMessages
 from unisono.mpi.point_to_point import PointToPoint
+from unisono.mpi.recovery import Recovery
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
 from unisono.mpi.request import Request
 from unisono.mpi.transport import MOST_TAG
 
 
-class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer, Handle):
+class Comm(
+    Collectives, ObjectCollectives, PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer,
+    Recovery, Handle,
+):  # fmt: skip
     """Ranks that communicate."""
 
     _state: Any
@@ -112,7 +116,7 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer
         alive = {
             constants.TAG_UB: MOST_TAG, constants.IO: constants.ANY_SOURCE, constants.WTIME_IS_GLOBAL: 0,
             constants.UNIVERSE_SIZE: self._alive().world.size, constants.HOST: constants.PROC_NULL,
-            constants.APPNUM: 0, constants.LASTUSEDCODE: constants.ERR_LASTCODE,
+            constants.APPNUM: 0, constants.LASTUSEDCODE: last_code(),
         }  # fmt: skip
         return alive
 
@@ -213,6 +217,9 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer
             return COMM_NULL
         return self._new(CommState(state.world, state.contexts, ranks, context, serial))
 
+    def _release(self) -> None:
+        self.Free()
+
     def Free(self) -> None:
         """Release it."""
         state = self._alive()
@@ -236,17 +243,6 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer
 
         abort(errorcode)
 
-    # ---- failures
-
-    def Revoke(self) -> None:
-        """Not there: a fault ends the whole group."""
-        raise NotImplementedError("Revoke: a fault ends every operation of the job; see Group.shrink")
-
-    def Is_revoked(self) -> bool:
-        """False: see `Revoke`."""
-        self._alive()
-        return False
-
     @classmethod
     def Get_parent(cls) -> Any:
         """COMM_NULL: no communicator has spawned this job."""
@@ -260,7 +256,7 @@ class Comm(PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer
         raise NotImplementedError("Join: jobs meet in a store; see unisono.join")
 
 
-class Intracomm(Collectives, ObjectCollectives, Comm):
+class Intracomm(Prefixes, Comm):
     """Ranks of one side."""
 
     @staticmethod

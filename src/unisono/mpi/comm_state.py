@@ -37,6 +37,7 @@ class CommState(State):
         self.any_tag = -2 - 2 * context
         self.handler: Any = None
         self.info: dict[str, str] = {}
+        self.locks: dict[str, Any] = {}
         self.topology: Any = None
         self.calls = self._sequence = 0
         self._group = world.group if context == WORLD_CONTEXT and self.size > 1 else None

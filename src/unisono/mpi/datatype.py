@@ -13,6 +13,7 @@ from unisono.mpi.darray import owned_indices
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.layout import Layout
+from unisono.mpi.packing import Packing
 
 _COMBINERS = {
     number: name.removeprefix("COMBINER_")
@@ -49,7 +50,7 @@ class Type(State):
         return self.layout.extent
 
 
-class Datatype(HasAttributes, Handle):
+class Datatype(HasAttributes, Packing, Handle):
     """The type of the items of a message."""
 
     _state: Type
@@ -136,7 +137,7 @@ class Datatype(HasAttributes, Handle):
         self._copy_all(made._state)
         return made
 
-    Clone = Dup
+    Clone = Create_dup = Dup
 
     def Create_contiguous(self, count: int) -> Datatype:
         """`count` items."""
@@ -268,10 +269,15 @@ class Datatype(HasAttributes, Handle):
         made = self._alive().layout.resized(whole(lb, "lb"), whole(extent, "extent"))
         return self._make(made, constants.COMBINER_RESIZED, lb=lb, extent=extent)
 
+    Resized = Create_resized
+
     def Commit(self) -> Datatype:
         """Returns itself: a type is ready once it is made."""
         self._alive()
         return self
+
+    def _release(self) -> None:
+        self.Free()
 
     def Free(self) -> None:
         """Release it."""

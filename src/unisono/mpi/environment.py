@@ -59,8 +59,8 @@ def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:
     if not constants.THREAD_SINGLE <= required <= constants.THREAD_MULTIPLE:
         raise Exception(constants.ERR_ARG, f"there is no level of threads {required}")
     world, contexts = World(_form()), Contexts()
-    COMM_WORLD._state = CommState(world, contexts, range(world.size), WORLD_CONTEXT, 0)
-    COMM_SELF._state = CommState(world, contexts, [world.rank], SELF_CONTEXT, 0)
+    COMM_WORLD._refer(CommState(world, contexts, range(world.size), WORLD_CONTEXT, 0))
+    COMM_SELF._refer(CommState(world, contexts, [world.rank], SELF_CONTEXT, 0))
     COMM_WORLD._state.name, COMM_SELF._state.name = "MPI_COMM_WORLD", "MPI_COMM_SELF"
     _Life.world, _Life.initialized, _Life.level = world, True, required
     _Life.thread = threading.get_ident()

@@ -15,15 +15,15 @@ from typing import Any
 from unisono.mpi import constants
 from unisono.mpi.handle import Handle, State
 
-_TEXTS = {
-    number: f"MPI_{name}"
-    for name, number in vars(constants).items()
-    if name.startswith("ERR_") and name != "ERR_LASTCODE"
-}
+_TEXTS = {number: f"MPI_{name}" for name, number in vars(constants).items() if name.startswith("ERR_")}
 _TEXTS[constants.SUCCESS] = "MPI_SUCCESS: no errors"
 _classes: dict[int, int] = {}
 """The class of each code that `Add_error_code` has made; of a class itself."""
-_FIRST_CLASS, _FIRST_CODE = 0x1000, 0x100000
+
+
+def last_code() -> int:
+    """The largest error code or class in use."""
+    return max(_classes, default=constants.ERR_LASTCODE)
 
 
 class Exception(RuntimeError):
@@ -31,7 +31,7 @@ class Exception(RuntimeError):
 
     def __init__(self, ierr: int = constants.SUCCESS, text: str = "") -> None:
         super().__init__(ierr)
-        self.ob_mpi = int(ierr)
+        self.ob_mpi = int(ierr) if ierr >= constants.SUCCESS else constants.ERR_UNKNOWN
         self._text = text
 
     def Get_error_code(self) -> int:
@@ -87,10 +87,8 @@ class Exception(RuntimeError):
 
 def Get_error_class(errorcode: int) -> int:
     """The class of an error code."""
-    if errorcode in _TEXTS and errorcode < _FIRST_CODE:
-        return errorcode
-    if errorcode in _classes:
-        return _classes[errorcode]
+    if errorcode in _TEXTS:
+        return _classes.get(errorcode, errorcode)
     raise Exception(constants.ERR_ARG, f"there is no error code {errorcode}")
 
 
@@ -103,14 +101,14 @@ def Get_error_string(errorcode: int) -> str:
 
 def Add_error_class() -> int:
     """A new error class."""
-    code = next(number for number in range(_FIRST_CLASS, _FIRST_CODE) if number not in _classes)
+    code = last_code() + 1
     _classes[code], _TEXTS[code] = code, ""
     return code
 
 
 def Add_error_code(errorclass: int) -> int:
     """A new error code in a class."""
-    code = next(number for number in range(_FIRST_CODE, 1 << 30) if number not in _classes)
+    code = last_code() + 1
     _classes[code], _TEXTS[code] = Get_error_class(errorclass), ""
     return code
 
@@ -124,7 +122,8 @@ def Add_error_string(errorcode: int, string: str) -> None:
 
 def Remove_error_class(errorclass: int) -> None:
     """Remove a class that the program has added."""
-    _remove(errorclass, _classes.get(errorclass) == errorclass)
+    used = any(kind == errorclass and code != errorclass for code, kind in _classes.items())
+    _remove(errorclass, _classes.get(errorclass) == errorclass and not used)
 
 
 def Remove_error_code(errorcode: int) -> None:
@@ -138,8 +137,8 @@ def Remove_error_string(errorcode: int) -> None:
 
 
 def _remove(code: int, found: bool) -> None:
-    if not found:
-        raise Exception(constants.ERR_ARG, f"the program has added no error {code}")
+    if not found or _TEXTS[code]:
+        raise Exception(constants.ERR_ARG, f"the program has added no error {code}, or it is in use")
     del _classes[code], _TEXTS[code]
 
 

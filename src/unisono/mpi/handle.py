@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import weakref
-from typing import Any, ClassVar
+from typing import Any
 
 _numbers = itertools.count(1)
 _states: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -27,21 +28,21 @@ class State:
 class Handle:
     """A handle. `Handle(other)` is another one of the same state."""
 
-    _family: ClassVar[type]
     _state: Any = None
 
     def __new__(cls, other: Any = None) -> Any:
         self = super().__new__(cls)
         if other is not None:
-            if not isinstance(other, cls._family):
-                raise TypeError(f"expected {cls._family.__name__}, got {type(other).__name__}")
+            if not isinstance(other, cls._family()):
+                raise TypeError(f"expected {cls._family().__name__}, got {type(other).__name__}")
             self._adopt(other)
         return self
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        if Handle in cls.__bases__:
-            cls._family = cls
+    @classmethod
+    @functools.cache
+    def _family(cls) -> type:
+        """The class of all handles of this kind, as `Comm` of `Intracomm`."""
+        return next(one for one in cls.__mro__ if Handle in one.__bases__)
 
     def _adopt(self, other: Any) -> None:
         self._state = other._state
@@ -61,17 +62,17 @@ class Handle:
         return self._state is not None
 
     def __eq__(self, other: object) -> Any:
-        if not isinstance(other, self._family):
+        if not isinstance(other, self._family()):
             return NotImplemented
         return self._state is other._state
 
     def __ne__(self, other: object) -> Any:
-        if not isinstance(other, self._family):
+        if not isinstance(other, self._family()):
             return NotImplemented
         return self._state is not other._state
 
     def __hash__(self) -> int:
-        return hash((self._family, self.handle))
+        return hash((self._family(), self.handle))
 
     @property
     def handle(self) -> int:
@@ -90,15 +91,19 @@ class Handle:
     fromint = f2py = fromhandle
 
     def free(self) -> None:
-        """Make this handle null, unless its state is predefined."""
-        if self._constant() is None and self._state is not None:
+        """Make this handle null, unless it is a constant."""
+        name = self._constant()
+        if name is None and self._state is not None:
             self._release()
+        elif name is None or getattr(sys.modules["unisono.mpi"], name) is not self:
+            self._state = None
 
     def _release(self) -> None:
+        """Free what it refers to."""
         self._state = None
 
     def _constant(self) -> str | None:
-        return constants.get((self._family, self.handle))
+        return constants.get((self._family(), self.handle))
 
     def __reduce__(self) -> Any:
         name = self._constant()

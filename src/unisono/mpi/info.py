@@ -157,9 +157,8 @@ class Info(Handle):
 
     def clear(self) -> None:
         """Remove all keys."""
-        if not self:
-            raise KeyError("the info is null")
-        self._pairs().clear()
+        if self:
+            self._pairs().clear()
 
 
 INFO_NULL = Info()

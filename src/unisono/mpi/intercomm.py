@@ -81,9 +81,7 @@ class Intercomm(Comm):
         mine = state.world.rank in ranks
         return self._side(state, ranks, sides[1][0], context, serial, mine)
 
-    def _side(
-        self, state: CommState, ranks: Any, remote: Any, context: int, serial: int, mine: bool
-    ) -> Any:
+    def _side(self, state: CommState, ranks: Any, remote: Any, context: int, serial: int, mine: bool) -> Any:
         if not mine or not ranks or not remote:
             state.contexts.give_back(context)
             return COMM_NULL

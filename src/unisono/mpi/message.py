@@ -62,7 +62,9 @@ class Message(Handle):
     def _take(self) -> Any:
         if self._state is None:
             raise Exception(constants.ERR_REQUEST, "the message is null")
-        taken, self._state = self._state, None
+        taken = self._state
+        if self is not MESSAGE_NO_PROC:
+            self._state = None
         return taken
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:

@@ -159,6 +159,8 @@ def simple(message: Any, *, writable: bool, blocks: int = 0) -> Block:
     Raises:
         ValueError, TypeError, KeyError, BufferError: it is spelled wrong.  Exception: its type is null.
     """
+    if isinstance(message, Block):
+        return message
     buf, count, displ, kind = _split(message, (list, tuple))
     raw, datatype = _basic(buf, kind, writable)
     start, length = 0, 0 if raw is None else raw.size

@@ -21,13 +21,14 @@ _NAMED = {
     "LOGICAL": "i", "INTEGER": "i", "REAL": "f", "DOUBLE_PRECISION": "d", "COMPLEX": "F",
     "DOUBLE_COMPLEX": "D", "LOGICAL1": "b", "LOGICAL2": "h", "LOGICAL4": "i", "LOGICAL8": "l",
     "INTEGER1": "b", "INTEGER2": "h", "INTEGER4": "i", "INTEGER8": "l", "REAL2": "e", "REAL4": "f",
-    "REAL8": "d", "REAL16": "g", "COMPLEX8": "F", "COMPLEX16": "D", "COMPLEX32": "G", "FLOAT16_T": "e",
+    "REAL8": "d", "REAL16": "g", "COMPLEX8": "F", "COMPLEX16": "D", "COMPLEX32": "G", "FLOAT16_T": "e", "FLOAT32_T": "f",
+    "FLOAT64_T": "d",
 }  # fmt: skip
 _PAIRS = {
     "SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d",
     "LONG_DOUBLE_INT": "g",
 }  # fmt: skip
-_ABSENT = ("INTEGER16", "COMPLEX4", "LOGICAL16")
+_ABSENT = ("INTEGER16", "COMPLEX4", "LOGICAL16", "BFLOAT16_T")
 _ALIASES = {
     "UNSIGNED_INT": "UNSIGNED", "SIGNED_SHORT": "SHORT", "SIGNED_INT": "INT", "SIGNED_LONG": "LONG",
     "SIGNED_LONG_LONG": "LONG_LONG", "BOOL": "C_BOOL", "C_COMPLEX": "C_FLOAT_COMPLEX", "TWOINT": "INT_INT",
@@ -133,7 +134,11 @@ def f90(base: str, combiner: int, **params: Any) -> Datatype:
 
 def f90_integer(r: int) -> Datatype:
     """An integer of r decimal digits."""
-    base = next(n for digits, n in ((2, "INTEGER1"), (4, "INTEGER2"), (9, "INTEGER4"), (99, "INTEGER8")) if r <= digits)
+    base = next(
+        n
+        for digits, n in ((2, "INTEGER1"), (4, "INTEGER2"), (9, "INTEGER4"), (99, "INTEGER8"))
+        if r <= digits
+    )
     return f90(base, constants.COMBINER_F90_INTEGER, r=r)
 
 

@@ -46,7 +46,7 @@ class Op(Handle):
 
     @classmethod
     def Create(cls, function: Callable[..., Any], commute: bool = False) -> Op:
-        """An operation of a function (inbuf, inoutbuf, datatype) on memory, or (x, y) on objects."""
+        """An operation of a function (inbuf, inoutbuf, datatype), which leaves the result in `inoutbuf`."""
         if not callable(function):
             raise TypeError("function: expected a callable")
         state = _Operation("", function, None, "", None, bool(commute))
@@ -77,7 +77,16 @@ class Op(Handle):
         target.fill(packed)
 
     def __call__(self, x: Any, y: Any) -> Any:
-        return self._alive().objects(x, y)
+        state = self._alive()
+        if state.user is None:
+            return state.objects(x, y)
+        state.user(x, y, None)
+        return y
+
+    def __reduce__(self) -> Any:
+        if self._state is None or self._state.user is None:
+            return super().__reduce__()
+        return type(self).Create, (self._state.user, self._state.commutes)
 
 
 def check_alike(source: Any, target: Any) -> None:
@@ -135,7 +144,7 @@ def _pick(better: Any) -> Any:
             return u, i
         if better(v, u):
             return v, j
-        return u, min(i, j)
+        return (v, j) if j < i else (u, i)
 
     return objects, arrays
 

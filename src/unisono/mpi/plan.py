@@ -9,6 +9,7 @@ A collective is one method `_bcast(lane, ...)` that checks its arguments and ret
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,9 @@ class Plan:
 
     __slots__ = ("after", "engine", "schedule")
 
-    def __init__(self, schedule: Schedule, engine: Any = None, after: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule, engine: Any = None, after: Callable[[], Any] | None = None
+    ) -> None:
         self.schedule, self.engine, self.after = schedule, engine, after
 
     def run(self, state: Any) -> Any:
@@ -98,7 +101,7 @@ _INFO = inspect.Parameter("info", inspect.Parameter.POSITIONAL_OR_KEYWORD, defau
 def _blocking(method: str) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> None:
         state = self._alive()
-        getattr(self, method)(state.lane(), *args, **options).run(state)
+        getattr(state.kind, method)(self, state.lane(), *args, **options).run(state)
 
     return call
 
@@ -106,15 +109,15 @@ def _blocking(method: str) -> Any:
 def _immediate(method: str) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         state = self._alive()
-        return Request._for(getattr(self, method)(state.lane(), *args, **options).start(state))
+        return Request._for(getattr(state.kind, method)(self, state.lane(), *args, **options).start(state))
 
     return call
 
 
 def _persistent(method: str) -> Any:
     def call(self: Any, *args: Any, info: Any = None, **options: Any) -> Any:  # noqa: ARG001
-        state, body = self._alive(), getattr(self, method)
-        lane = state.lane()
+        state = self._alive()
+        body, lane = functools.partial(getattr(state.kind, method), self), state.lane()
         expected = len(inspect.signature(body).parameters) - 1
         args = args[:expected]  # an info may follow
         body(lane, *args, **options)  # checks the arguments now

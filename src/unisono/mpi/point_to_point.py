@@ -12,6 +12,7 @@ from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.message import Message
 from unisono.mpi.message_spec import Block, simple
+from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status
@@ -204,6 +205,23 @@ class PointToPoint:
             simple(buf, writable=True)
         return self._again(lambda: self._receive(buf, source, tag))
 
+    def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Prequest:  # noqa: ARG002
+        """A message of parts: it is sent when `Prequest.Pready` was called for each."""
+        whole_buf = self._of_parts(buf, partitions, writable=False)
+        return self._again(lambda: Parts(partitions, lambda: self._send(whole_buf, dest, tag), True))
+
+    def Precv_init(
+        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Any = None
+    ) -> Prequest:  # noqa: ARG002
+        """Receives a message of parts."""
+        whole_buf = self._of_parts(buf, partitions, writable=True)
+        return self._again(lambda: Parts(partitions, lambda: self._receive(whole_buf, source, tag), False))
+
+    @staticmethod
+    def _of_parts(buf: Any, partitions: int, *, writable: bool) -> Block:
+        first = simple(buf, writable=writable, blocks=whole(partitions, "partitions"))
+        return Block(first.raw, first.start, first.count * partitions, first.type)
+
     def _check_send(self, buf: Any, dest: int, tag: int) -> None:
         if dest != PROC_NULL:
             destination(self._alive(), dest, tag)
@@ -211,9 +229,7 @@ class PointToPoint:
 
     # ---- probing
 
-    def Probe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> bool:
+    def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Wait for a message. Returns True."""
         state = self._alive()
         if source == PROC_NULL:
@@ -222,9 +238,7 @@ class PointToPoint:
         self._found(state, state.world.probe(*origin(state, source, tag)), status)
         return True
 
-    def Iprobe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> bool:
+    def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Whether a message has arrived."""
         state = self._alive()
         if source == PROC_NULL:
@@ -240,9 +254,7 @@ class PointToPoint:
         if status is not None:
             status._set(state.places[found.source], found.tag & MOST_TAG, found.nbytes)
 
-    def Mprobe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Message:
+    def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
         """Wait for a message, and take it: only `Message.Recv` receives it."""
         return Message.Probe(self, source, tag, status)
 

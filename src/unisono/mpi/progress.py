@@ -64,7 +64,12 @@ class Every(Operation):
         """See `Operation.poll`."""
         if not self.done and all([part.poll() for part in self.parts]):
             first = self.parts[0]
-            self.source, self.tag, self.nbytes, self.value = first.source, first.tag, first.nbytes, first.value
+            self.source, self.tag, self.nbytes, self.value = (
+                first.source,
+                first.tag,
+                first.nbytes,
+                first.value,
+            )
             self.done = True
         return self.done
 

@@ -8,6 +8,7 @@ from typing import Any
 from unisono.mpi import constants
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
+from unisono.mpi.partitioned import Partitioned
 from unisono.mpi.progress import Operation, Pause, move_all
 from unisono.mpi.status import Status
 
@@ -258,7 +259,7 @@ class Request(Handle):
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
 
 
-class Prequest(Request):
+class Prequest(Partitioned, Request):
     """An operation that can be started again after its end."""
 
     @classmethod
@@ -314,7 +315,12 @@ class Grequest(Request):
 
     @classmethod
     def Start(
-        cls, query_fn: Any = None, free_fn: Any = None, cancel_fn: Any = None, args: Any = None, kargs: Any = None
+        cls,
+        query_fn: Any = None,
+        free_fn: Any = None,
+        cancel_fn: Any = None,
+        args: Any = None,
+        kargs: Any = None,
     ) -> Grequest:
         """A request that ends with `Complete`. query_fn(status, ...) fills its status."""
         made: Grequest = cls._for(_General((query_fn, free_fn, cancel_fn), args, kargs))

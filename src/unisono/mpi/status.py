@@ -15,7 +15,7 @@ BYTE = NAMED["BYTE"]
 class Status:
     """Source, tag, error and size of a message."""
 
-    __slots__ = ("_cancelled", "_error", "_nbytes", "_source", "_tag")
+    __slots__ = ("__weakref__", "_cancelled", "_error", "_nbytes", "_source", "_tag")
 
     def __new__(cls, status: Status | None = None) -> Any:
         """An empty status, or a copy of one."""
@@ -119,7 +119,7 @@ class Status:
         self._set(state["source"], state["tag"], state["count"], bool(state["cancelled"]), state["error"])
 
     def __reduce__(self) -> Any:
-        return Status, (), self.__getstate__()
+        return type(self), (), self.__getstate__()
 
     def tomemory(self) -> memoryview:
         """Its five numbers, as memory of ints."""

@@ -372,7 +372,10 @@ def create_cart(self: Any, dims: Sequence[int], periods: Any = None, reorder: bo
 
 def create_graph(self: Any, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:  # noqa: ARG001
     """A graph of ranks: index[i] is the end of rank i's neighbours in `edges`."""
-    topology = Edges(tuple(index), tuple(edges))
+    ends = list(index)
+    if ends and ends[0] == 0:  # a first end of nothing
+        del ends[0]
+    topology = Edges(tuple(ends), tuple(edges))
     return _made(self, Graphcomm, topology, len(topology.index))
 
 
@@ -426,7 +429,8 @@ def cart_map(self: Any, dims: Sequence[int], periods: Any = None) -> int:
 
 def graph_map(self: Any, index: Sequence[int], edges: Sequence[int]) -> int:  # noqa: ARG001
     """This process's rank in a graph."""
-    return self.rank if self.rank < len(index) else constants.UNDEFINED
+    nodes = len(index) - (len(index) > 0 and index[0] == 0)
+    return self.rank if self.rank < nodes else constants.UNDEFINED
 
 
 def _unweighted(weights: Any) -> bool:

@@ -103,7 +103,18 @@ class World:
 class Transfer(Operation):
     """A send or a receive under way."""
 
-    __slots__ = ("_call", "_keep", "_request", "_world", "cancelled", "done", "nbytes", "source", "tag", "value")
+    __slots__ = (
+        "_call",
+        "_keep",
+        "_request",
+        "_world",
+        "cancelled",
+        "done",
+        "nbytes",
+        "source",
+        "tag",
+        "value",
+    )
 
     def __init__(self, world: World, request: Any, keep: Any, call: str) -> None:
         self._world, self._request, self._keep, self._call = world, request, keep, call

@@ -76,6 +76,7 @@ def connect_hosts(
     peer_timeout_s: float,
     buffer_bytes: int = 0,
     settings: Settings | None = None,
+    kinds: tuple[str, ...] = KINDS,
 ) -> PeerSockets:
     """The connections of `rank` to all ranks on other hosts.
 
@@ -84,13 +85,14 @@ def connect_hosts(
         peer_timeout_s: seconds after which a host that does not answer counts as lost.
         buffer_bytes: size of the kernel's buffers; 0: the kernel's choice.
         settings: interfaces, ports and the job's token; None: any and none.
+        kinds: of the connections.
     Raises:
         RendezvousError: two ranks cannot reach each other; all ranks raise it, and it names the two.
         ValueError: TLS without a token.
     """
     settings = settings or Settings()
     return _HostConnector(
-        store, membership, rank, deadline, master, peer_timeout_s, buffer_bytes, settings
+        store, membership, rank, deadline, master, peer_timeout_s, buffer_bytes, settings, kinds
     ).connect()
 
 
@@ -105,8 +107,10 @@ class _HostConnector:
         peer_timeout_s: float,
         buffer_bytes: int,
         settings: Settings,
+        kinds: tuple[str, ...],
     ) -> None:
         self._store = store
+        self._kinds = kinds
         self._membership = membership
         self._rank = rank
         self._size = len(membership.peers)
@@ -120,7 +124,7 @@ class _HostConnector:
             settings.token + membership.nonce
         )  # without a token: the nonce, which only clients of the store know
         self._relays = _relays(settings.token, peer_timeout_s) if settings.tls else None
-        self._sockets = PeerSockets(self._size)
+        self._sockets = PeerSockets(self._size, kinds)
         local_ranks = membership.local_ranks(rank)
         remote_ranks = [info.rank for info in membership.peers if info.rank not in local_ranks]
         self._lower = [peer for peer in remote_ranks if peer < rank]
@@ -140,7 +144,7 @@ class _HostConnector:
                 accepting: list[threading.Thread] = []
                 try:
                     accepting.extend(start_thread(self._accept, listener) for listener in listeners)
-                    calls = [(peer, kind) for peer in self._higher for kind in KINDS]
+                    calls = [(peer, kind) for peer in self._higher for kind in self._kinds]
                     self._connector.each(lambda peer, kind: self._connect(peer, kind, endpoints[peer]), calls)
                     self._await_lower()
                     self._await_everybody()
@@ -256,7 +260,7 @@ class _HostConnector:
     def _refuse_limit(self, error: BaseException) -> None:
         """Fail if the error is a limit of this process, and not of the network."""
         if is_limit(error):
-            connections = len(KINDS) * (len(self._lower) + len(self._higher))
+            connections = len(self._kinds) * (len(self._lower) + len(self._higher))
             takes = f"the ranks on other hosts take {connections} here"
             who = f"rank {self._rank} (host {self._host(self._rank)})"
             self._fail(f"{who} cannot connect to the others: {limit_text(error, takes)}")
@@ -316,7 +320,7 @@ class _HostConnector:
             )
             kind, _, text = name.partition(" of rank ")
             peer = int(text) if text.isdecimal() else -1
-            known = kind in KINDS and peer in self._lower
+            known = kind in self._kinds and peer in self._lower
             if not known or not unauthenticated.remove(sock):  # it may have been disconnected just now
                 raise AuthenticationError(f"{name!r} is not a connection of a lower rank of this group")
             sock.sendall(WELCOME)

@@ -14,8 +14,9 @@ MOST_KEEPALIVE_S = 32767  # the kernel's limit
 class PeerSockets:
     """The connections of one rank, by kind and peer."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, kinds: tuple[str, ...] = KINDS) -> None:
         self._size = size
+        self._kinds = kinds
         self._changed = threading.Condition()
         self._held: dict[tuple[str, int], socket.socket] = {}
         self._closed = False
@@ -37,7 +38,7 @@ class PeerSockets:
             return self._lacking(peers)
 
     def _lacking(self, peers: list[int]) -> list[int]:
-        return [peer for peer in peers if any((kind, peer) not in self._held for kind in KINDS)]
+        return [peer for peer in peers if any((kind, peer) not in self._held for kind in self._kinds)]
 
     def detach(self, kind: str) -> list[int]:
         """Descriptors by rank, -1 where there is none; the caller owns them from now on."""

@@ -61,6 +61,18 @@ _LOST = FaultKind.PEER_LOST, FaultKind.PEER_LEFT, FaultKind.HOST_SILENT, FaultKi
 _MEMORY = FaultKind.UNREADABLE, FaultKind.UNWRITABLE, FaultKind.NO_ACCESS
 
 
+_WINDOW_WAITS = (
+    "",
+    "has the lock",
+    "is in an update",
+    "has not called fence",
+    "has not called post",
+    "has not called complete",
+    "did not answer",
+)
+"""What a rank did for which a call of a window waited, by its number in the engine."""
+
+
 class FaultContext(NamedTuple):
     """Where a fault is read: on which rank of which group, and what that rank was doing.
 
@@ -283,8 +295,10 @@ def _timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
 
 
 def _message_timeout(context: FaultContext, fault: FaultRecord) -> FaultReport:
-    found, more = _unexpected(context) if fault.found_by == context.rank else ((), 0)
     rank = fault.rank if fault.rank >= 0 else None
+    if fault.window:
+        return _report(context, "timeout", fault, rank=rank, detail=_WINDOW_WAITS[fault.window])
+    found, more = _unexpected(context) if fault.found_by == context.rank else ((), 0)
     return _report(context, "timeout", fault, rank=rank, unexpected=found, more_unexpected=more)
 
 

@@ -217,7 +217,7 @@ def _peer(report: FaultReport, where: str) -> str:
 
 def _timeout(report: FaultReport, where: str) -> str:
     if report.sequence == 0:
-        return _message_timeout(report, where)
+        return (_window_timeout if report.detail else _message_timeout)(report, where)
     rank = report.rank
     assert rank is not None
     who = (
@@ -267,6 +267,20 @@ def _message_timeout(report: FaultReport, where: str) -> str:
         who = f"{_name(report, report.found_by)} has not sent itself such a message"
     remedy = "Compare the tags, give it a longer timeout, or look at the other rank's output."
     return message(f"{what}: {who}", where=where, observed=_unexpected(report), remedy=remedy)
+
+
+def _window_timeout(report: FaultReport, where: str) -> str:
+    rank = report.rank
+    assert rank is not None
+    what = f"{_doing(report)} failed: a call of {_name(report, report.found_by)} for a window timed out"
+    if report.found_by == report.reporter:
+        what = f"{_doing(report)} timed out after {_duration(report.timeout_s)}"
+    seen = report.ranks[rank].last_seen
+    return message(
+        f"{what}: rank {rank} {report.detail} ({_process(report, rank)}, last seen {seen}){_places(report)}",
+        where=where,
+        remedy=f"Give it a longer timeout or look at {_output(report, rank)}.",
+    )
 
 
 def _late(report: FaultReport, where: str) -> str:

@@ -144,7 +144,7 @@ class FaultReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         relayed: its connection went through relays for TLS; the end of one of them looks like its own.
         missing: ranks that had not begun the collective.
         cause: the exception that made a rank leave or abort.
-        detail: what was wrong with a frame, or which limit was reached.
+        detail: what was wrong with a frame, which limit was reached, or what a window waited for.
         ranks: the status of every rank, in order.
         several_threads: more than one thread of the reporter has called the group.
         sizes, message: for sizes that do not fit.

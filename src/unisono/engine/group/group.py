@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from unisono.codecs.codec import Codec
     from unisono.engine.group.codec_arguments import CodecChoice
     from unisono.engine.group.departure import Departure
+    from unisono.engine.windows.window import Window
 
     CodecName = Codec | str | None
 
@@ -706,6 +707,25 @@ class Group(_native.GroupBase):
         for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], SendTo)):
             begin(self._planner, works[number])
         return works
+
+    # ---- windows ------------------------------------------------------------------------------------
+
+    def window(self, array: Any = None) -> Window:
+        """Let all ranks read, write and update `array` of every rank, without the owner's help.
+
+        Every rank calls it, with an array of any size and dtype of its own, or None. Arrays of
+        `unisono.empty` are the fastest.
+
+        Raises:
+            ValueError, TypeError: no contiguous array that can be written to.
+            RendezvousError: ranks of different hosts cannot reach each other.
+            NotSupported: a group of another backend.
+        Example: window = group.window(np.zeros(4)); window.put(x, rank=1); window.fence()
+        """
+        return self._window(array)
+
+    def _window(self, array: Any) -> Window:  # noqa: ARG002
+        raise NotSupported("a group of this backend has no windows", what="window()")
 
     # ---- objects ------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import ModuleType, TracebackType
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from unisono import _native
 from unisono._native import FaultKind, Status
@@ -35,9 +35,13 @@ from unisono.engine.group.parent_group import ParentGroup, making, watching
 from unisono.engine.group.shrink import excluded_ranks
 from unisono.engine.group.succession import shrink_group
 from unisono.engine.group.work import MessageWork, seconds
+from unisono.engine.memory.buffers import ITEMSIZES, pinned, view
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
 from unisono.errors import GroupClosed, GroupError, NotSupported, RendezvousError
+
+if TYPE_CHECKING:
+    from unisono.engine.windows.window import Window
 
 
 class NativeGroup(MembershipGroup):
@@ -76,6 +80,7 @@ class NativeGroup(MembershipGroup):
         self._identity = identity
         self._former = former or Former()
         self._attempts = 0
+        self._windows = 0
         self._loop: Loop | None = None
         self._changing = threading.Lock()
         if len(set(hosts)) > 1:
@@ -212,6 +217,27 @@ class NativeGroup(MembershipGroup):
         self._release()
         rendezvous: Rendezvous | None = None if alive is None else alive[2][1]
         return rendezvous
+
+    def _window(self, array: Any) -> Window:
+        from unisono.engine.windows.opening import open_window  # most programs have none
+
+        planner, (base, numel, dtype) = (
+            self._planner,
+            (0, 0, -1) if array is None else view(array, True, "array"),
+        )
+        planner.check_open()
+        extent = base, numel * ITEMSIZES[dtype], dtype
+        self._windows += 1
+        meeting, ranks = self._meeting(f"window/{self._windows}"), range(self.size)
+        return open_window(
+            planner, ranks, self.all_gather_object, array, extent, pinned(array), meeting=meeting
+        )
+
+    def _meeting(self, key: str) -> tuple[Store, Identity] | None:
+        """Where ranks of a window meet, and who is in this group."""
+        if self._store is None or self._identity is None:
+            return None
+        return PrefixStore(key, self._store), self._identity
 
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:
         planner, engine = self._planner, self._planner.engine

@@ -1,0 +1,55 @@
+"""What mpi4py's own Python modules ask of its module `MPI`, by private names."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from unisono.mpi.datatype import Datatype, codes
+from unisono.mpi.handle import Handle
+from unisono.mpi.status import Status
+
+_HANDLE_BYTES, _STATUS_BYTES = 8, 20
+_typedict = codes
+
+
+def _typecode(datatype: Datatype) -> str | None:
+    """NumPy's character of a named type, or None."""
+    return None if datatype._state is None else datatype._state.code
+
+
+def _typealign(datatype: Datatype) -> int | None:
+    """The alignment of a named type, or None."""
+    state = datatype._state
+    return state.layout.align if state is not None and state.code is not None else None
+
+
+def _sizeof(arg: Any) -> int:
+    """The bytes of a handle, or of a status."""
+    kind = arg if isinstance(arg, type) else type(arg)
+    if not issubclass(kind, Handle | Status):
+        raise TypeError(f"{kind.__name__} is no class of MPI")
+    return _STATUS_BYTES if issubclass(kind, Status) else _HANDLE_BYTES
+
+
+def _addressof(arg: Any) -> int:
+    """A number that is this object's."""
+    _sizeof(arg)
+    return id(arg)
+
+
+def _handleof(arg: Any) -> int:
+    """The number of a handle, or that of a status."""
+    _sizeof(arg)
+    return id(arg) if isinstance(arg, Status) else arg.handle  # type: ignore[no-any-return]
+
+
+def _comm_lock_table(comm: Any) -> dict[str, Any]:
+    """The locks of a communicator, by name."""
+    found: dict[str, Any] = comm._alive().locks
+    return found
+
+
+def _comm_lock(comm: Any, key: str) -> Any:
+    """A lock of a communicator."""
+    return _comm_lock_table(comm).setdefault(key, threading.Lock())

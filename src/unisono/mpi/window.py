@@ -1,0 +1,353 @@
+"""`Win`: memory that ranks read, write and update without its owner's help, over `unisono.Window`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unisono import _native
+from unisono.engine.memory.buffers import DTYPES
+from unisono.mpi import constants
+from unisono.mpi.attributes import HasAttributes
+from unisono.mpi.comm import COMM_SELF, Intracomm
+from unisono.mpi.errors import Exception, HasErrhandler, whole
+from unisono.mpi.group import Group, Members
+from unisono.mpi.handle import Handle
+from unisono.mpi.info import INFO_NULL, Info
+from unisono.mpi.memory import BOTTOM, bytes_of
+from unisono.mpi.message_spec import Block, simple
+from unisono.mpi.op import OPS, Op
+from unisono.mpi.progress import Ended
+from unisono.mpi.request import Request
+from unisono.mpi.window_memory import Items, WindowState, allocate, combine
+from unisono.mpi.window_synchronization import Synchronization
+
+_SUM = OPS["SUM"]
+_PLAIN = frozenset("?bBhilqefdFD")
+"""Characters of dtypes that the engine reads from an array by itself."""
+_CODES = {char: DTYPES.index(np.dtype(char).name) for char in _PLAIN}
+
+
+def _plain(x: Any) -> bool:
+    return type(x) is np.ndarray and x.dtype.char in _PLAIN and x.flags.c_contiguous
+
+
+class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
+    """Memory of every rank of a communicator, which all of them use."""
+
+    _state: Any
+    _null = constants.ERR_WIN
+
+    # ---- new ones; all ranks of the communicator call them
+
+    @classmethod
+    def Create(
+        cls, memory: Any, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF
+    ) -> Any:
+        """A window of this memory; None, BOTTOM: of none."""
+        raw = bytes_of(None if memory is BOTTOM else memory, memory is not BOTTOM)[0]
+        return cls._made(comm, constants.WIN_FLAVOR_CREATE, raw, disp_unit, info)
+
+    @classmethod
+    def Allocate(
+        cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF
+    ) -> Any:
+        """A window of new memory, of zeros."""
+        return cls._made(comm, constants.WIN_FLAVOR_ALLOCATE, allocate(size), disp_unit, info)
+
+    @classmethod
+    def Allocate_shared(
+        cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF
+    ) -> Any:
+        """The same, which all ranks map in one piece, in the order of ranks; see `Shared_query`."""
+        if whole(size, "size") < 0:
+            raise Exception(constants.ERR_SIZE, f"the size is {size}")
+        return cls._made(comm, constants.WIN_FLAVOR_SHARED, size, disp_unit, info)
+
+    @classmethod
+    def Create_dynamic(cls, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Any:
+        """A window to which ranks attach memory; displacements are addresses."""
+        return cls._made(comm, constants.WIN_FLAVOR_DYNAMIC, np.zeros(0, np.uint8), 1, info)
+
+    @classmethod
+    def _made(cls, comm: Intracomm, flavor: int, memory: Any, unit: int, info: Info) -> Any:
+        state = WindowState(comm, flavor, memory, unit)
+        if info:
+            state.info = dict(info.items())
+        return cls._of(state)
+
+    def Attach(self, memory: Any) -> None:
+        """Expose memory, too."""
+        state, raw = self._dynamic(), bytes_of(memory, True)[0]
+        address = raw.__array_interface__["data"][0]
+        fault, done = state.native.attach(address, raw.size)
+        state.check(fault, "Attach")
+        if not done:
+            raise Exception(constants.ERR_RMA_ATTACH, "too many pieces of memory are attached")
+        state.attached[address] = memory
+
+    def Detach(self, memory: Any) -> None:
+        """Expose it no longer."""
+        state = self._dynamic()
+        address = bytes_of(memory)[0].__array_interface__["data"][0]
+        fault, done = state.native.detach(address)
+        state.check(fault, "Detach")
+        if not done:
+            raise Exception(constants.ERR_RMA_ATTACH, "this memory is not attached")
+        state.attached.pop(address, None)
+
+    def _dynamic(self) -> WindowState:
+        state: WindowState = self._alive()
+        if state.flavor != constants.WIN_FLAVOR_DYNAMIC:
+            raise Exception(constants.ERR_RMA_FLAVOR, "only a dynamic window attaches memory")
+        return state
+
+    def Shared_query(self, rank: int) -> tuple[Any, int]:
+        """(the memory of a rank in this process, its unit); of PROC_NULL: of the first rank with memory."""
+        state = self._alive()
+        if state.flavor == constants.WIN_FLAVOR_DYNAMIC:
+            raise Exception(constants.ERR_RMA_FLAVOR, "a dynamic window shares no memory")
+        if rank == constants.PROC_NULL:
+            rank = next((i for i, place in enumerate(state.places) if place.nbytes), 0)
+        state.place(rank)
+        found: tuple[Any, int] = state.shared(rank)
+        return found
+
+    def Free(self) -> None:
+        """End the window; all ranks call it, and it waits for them."""
+        state = self._alive()
+        self._delete_all()
+        self._state = None
+        state.window.close()
+
+    # ---- what it is
+
+    def Get_group(self) -> Group:
+        """The ranks as a group."""
+        state = self._alive()
+        return Group._of(Members(state.ranks, state.world.rank))  # type: ignore[no-any-return]
+
+    group = property(Get_group)
+    group_size = property(lambda self: len(self._alive().ranks))
+    group_rank = property(lambda self: self._alive().rank)
+    attrs = property(lambda self: self._alive().attrs)
+    flavor = property(lambda self: self._alive().flavor)
+
+    @property
+    def model(self) -> int:
+        """WIN_UNIFIED: there is one copy of the memory."""
+        self._alive()
+        return constants.WIN_UNIFIED
+
+    def _predefined(self) -> dict[int, Any]:
+        base, size, unit = self.attrs
+        return {
+            constants.WIN_BASE: base,
+            constants.WIN_SIZE: size,
+            constants.WIN_DISP_UNIT: unit,
+            constants.WIN_CREATE_FLAVOR: self.flavor,
+            constants.WIN_MODEL: constants.WIN_UNIFIED,
+        }
+
+    def tomemory(self) -> Any:
+        """The memory of this rank."""
+        return self._alive().memory
+
+    def __buffer__(self, flags: int) -> memoryview:
+        return memoryview(self.tomemory())
+
+    def Get_info(self) -> Info:
+        """Its hints."""
+        return Info.Create(self._alive().info)
+
+    def Set_info(self, info: Info) -> None:
+        """Set hints. None has an effect."""
+        self._alive().info.update(dict(info.items()))
+
+    info = property(Get_info, Set_info)
+
+    def Get_name(self) -> str:
+        """Its name."""
+        return "MPI_WIN_NULL" if self._state is None else self._state.name
+
+    def Set_name(self, name: str) -> None:
+        """Set its name."""
+        self._alive().name = name
+
+    name = property(Get_name, Set_name)
+
+    # ---- moving
+
+    def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        """Write to the target. target: displacement, or (displacement, count, type)."""
+        state = self._alive()
+        if target_rank == constants.PROC_NULL:
+            return
+        if target is None and _plain(origin):
+            place = state.place(target_rank)
+            if origin.nbytes <= place.nbytes:
+                state.check(state.native.put(origin, place.home, place.base, state.forever), "Put")
+                return
+        block = simple(origin, writable=False)
+        items = Items(state, target_rank, block, target)
+        for at, part in items.parts(block.pack()):
+            self._in_range(state.native.put, part, items.home, at, "Put")
+
+    def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
+        """Read from the target."""
+        state = self._alive()
+        if target_rank == constants.PROC_NULL:
+            return
+        if target is None and _plain(origin):
+            place = state.place(target_rank)
+            if origin.nbytes <= place.nbytes and origin.flags.writeable:
+                state.check(state.native.get(origin, place.home, place.base, state.forever), "Get")
+                return
+        block = simple(origin, writable=True)
+        items, room = Items(state, target_rank, block, target), block.room()
+        for at, part in items.parts(room):
+            self._in_range(state.native.get, part, items.home, at, "Get")
+        block.fill(room)
+
+    def _in_range(self, call: Any, part: Any, home: int, at: int, name: str) -> None:
+        state = self._state
+        try:
+            fault = call(part, home, at, state.forever)
+        except IndexError:  # a dynamic window: the target itself has looked
+            raise Exception(constants.ERR_RMA_RANGE, f"{name}: no attached memory has address {at}") from None
+        state.check(fault, name)
+
+    def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> None:
+        """Combine with the target, each element atomically."""
+        state = self._alive()
+        if target_rank == constants.PROC_NULL:
+            return
+        block = simple(origin, writable=False)
+        self._combine(block, None, target_rank, target, op)
+
+    def Get_accumulate(
+        self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = _SUM
+    ) -> None:
+        """The same; the former elements go to `result`."""
+        self._alive()
+        if target_rank == constants.PROC_NULL:
+            return
+        into = simple(result, writable=True)
+        unused = op._state is OPS["NO_OP"]._state  # then only the target's spelling counts
+        block = into if unused and origin is None else simple(origin, writable=False)
+        self._combine(block, into, target_rank, target, op)
+
+    def _combine(self, block: Block, into: Block | None, rank: int, target: Any, op: Op) -> None:
+        state = self._state
+        if block.type.dtype is None and op._alive().engine is not None:
+            raise Exception(constants.ERR_TYPE, "an accumulate takes elements of one basic type")
+        items = Items(state, rank, block, target)
+        if into is not None and into.nbytes != items.nbytes:
+            raise Exception(
+                constants.ERR_ARG, f"the result has {into.nbytes} bytes, the target {items.nbytes}"
+            )
+        former = None if into is None else into.room()
+        try:
+            combine(state, items, op, block.pack(), former, block.type)
+        except IndexError:
+            raise Exception(constants.ERR_RMA_RANGE, "the memory is not attached at the target") from None
+        if into is not None:
+            into.fill(former)
+
+    def Fetch_and_op(
+        self, origin: Any, result: Any, target_rank: int, target_disp: int = 0, op: Op = _SUM
+    ) -> None:
+        """Combine one element with the target; its former value goes to `result`."""
+        state = self._alive()
+        if self._fetched_fast(state, origin, result, target_rank, target_disp, op):
+            return
+        into = simple(result, writable=True)
+        block = into if origin is None else simple(origin, writable=False)
+        if target_rank == constants.PROC_NULL:
+            return
+        _one("origin", block)
+        _one("result", into)
+        if block.type is not into.type:
+            raise ValueError("mismatch in origin and result MPI datatypes")
+        self._combine(block, into, target_rank, target_disp, op)
+
+    def _fetched_fast(
+        self, state: WindowState, origin: Any, result: Any, rank: int, disp: int, op: Op
+    ) -> bool:
+        """An element of an array, by an operation of the engine."""
+        operation = op._state
+        if operation is None or operation.engine is None or not (_plain(origin) and _plain(result)):
+            return False
+        if origin.size != 1 or result.size != 1 or origin.dtype != result.dtype or not result.flags.writeable:
+            return False
+        kind = origin.dtype.kind
+        if kind not in operation.kinds or kind == "b" or not 0 <= rank < len(state.places):
+            return False
+        place = state.places[rank]
+        at = whole(disp, "target_disp") * place.unit
+        if at < 0 or at + origin.nbytes > place.nbytes:
+            return False
+        if not _native.updates(_CODES[origin.dtype.char], operation.engine):
+            return False
+        fault = state.native.update(
+            origin, result, place.home, place.base + at, operation.engine, state.forever
+        )
+        state.check(fault, "Fetch_and_op")
+        return True
+
+    def Compare_and_swap(
+        self, origin: Any, compare: Any, result: Any, target_rank: int, target_disp: int = 0
+    ) -> None:
+        """If the element is that of `compare`, make it that of `origin`; `result`: what it was."""
+        state = self._alive()
+        block, old = simple(origin, writable=False), simple(compare, writable=False)
+        into = simple(result, writable=True)
+        if target_rank == constants.PROC_NULL:
+            return
+        for name, one in (("origin", block), ("compare", old), ("result", into)):
+            _one(name, one)
+            if one.type is not block.type:
+                raise ValueError(f"mismatch in origin and {name} MPI datatypes")
+        items = Items(state, target_rank, block, target_disp)
+        former = np.empty(block.nbytes, np.uint8)
+        try:
+            fault = state.native.swap(
+                old.pack(), block.pack(), former, items.home, items.runs[0][0], state.forever
+            )
+        except IndexError:
+            raise Exception(constants.ERR_RMA_RANGE, "the memory is not attached at the target") from None
+        state.check(fault, "Compare_and_swap")
+        into.fill(former)
+
+    # ---- the same with a request, which has ended when it is returned
+
+    def Rput(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+        """See `Put`."""
+        self.Put(origin, target_rank, target)
+        return Request._for(Ended())
+
+    def Rget(self, origin: Any, target_rank: int, target: Any = None) -> Request:
+        """See `Get`."""
+        self.Get(origin, target_rank, target)
+        return Request._for(Ended())
+
+    def Raccumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> Request:
+        """See `Accumulate`."""
+        self.Accumulate(origin, target_rank, target, op)
+        return Request._for(Ended())
+
+    def Rget_accumulate(
+        self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = _SUM
+    ) -> Request:
+        """See `Get_accumulate`."""
+        self.Get_accumulate(origin, result, target_rank, target, op)
+        return Request._for(Ended())
+
+
+def _one(name: str, block: Block) -> None:
+    if block.count != 1:
+        raise ValueError(f"{name}: expecting a single element, got {block.count}")
+
+
+WIN_NULL = Win()

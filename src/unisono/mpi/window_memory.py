@@ -1,0 +1,251 @@
+"""The state of a window, and the items that a one-sided call names there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unisono import _native
+from unisono.engine.memory.arrays import empty
+from unisono.engine.memory.buffers import DTYPES
+from unisono.engine.windows.opening import open_window
+from unisono.mpi import constants, object_schedules
+from unisono.mpi.comm import Comm
+from unisono.mpi.datatype import Datatype, Type
+from unisono.mpi.errors import Exception, whole
+from unisono.mpi.handle import State
+from unisono.mpi.memory import buffer
+from unisono.mpi.message_spec import Block
+from unisono.mpi.op import Op, check_type
+from unisono.mpi.progress import complete
+
+_PREDEFINED = {"MPI_REPLACE": _native.REPLACE, "MPI_NO_OP": _native.NO_OP}
+
+
+class Place(NamedTuple):
+    """Where the memory of a rank is: that of rank `home` of the world, from byte `base` on.
+
+    Attributes:
+        unit: bytes of a displacement.
+    """
+
+    home: int
+    base: int
+    nbytes: int
+    unit: int
+
+
+class WindowState(State):
+    """The state of a window: the engine's one, and what MPI says of it. Places are by rank of `comm`."""
+
+    def __init__(self, comm: Comm, flavor: int, memory: Any, unit: int) -> None:
+        super().__init__()
+        state = comm._alive()
+        self.world, self.ranks, self.rank, self.flavor = state.world, state.ranks, state.rank, flavor
+        self.info: dict[str, str] = {}
+        self.handler: Any = None
+        self.attached: dict[int, Any] = {}
+        self.locked: dict[int, int] = {}  # the kind of lock that this rank has, by rank
+        self.started: list[int] | None = None
+        self.posted: list[int] | None = None
+        if whole(unit, "disp_unit") <= 0:
+            raise Exception(constants.ERR_DISP, f"the unit of displacements is {unit}")
+        nbytes = memory if flavor == constants.WIN_FLAVOR_SHARED else memory.size
+        told, context, serial = complete(comm._agree(state.lane(), (nbytes, unit)))
+        state.contexts.give_back(context)
+        if flavor == constants.WIN_FLAVOR_SHARED:  # one piece, as MPI wants it; it is the first rank's
+            memory = _bytes(sum(size for size, _ in told) if state.rank == 0 else 0)
+        self.kept = memory
+        self.open(comm, serial, memory)
+        self.places = self._placed(told)
+        base, own = 0, self.places[self.rank]
+        if own.nbytes:
+            base = self.window.native.mapped(own.home, self._address(own), own.nbytes)
+        if own.nbytes and not base:
+            self.window.end()
+            raise Exception(constants.ERR_RMA_SHARED, "the ranks of the communicator share no memory")
+        self.memory: Any = buffer.fromaddress(base, own.nbytes) if base else buffer()
+        self.attrs = base, own.nbytes, unit
+
+    def open(self, comm: Comm, serial: int, memory: Any) -> None:
+        """Make the engine's window, of the ranks of the communicator."""
+        state, group = comm._alive(), self.world.group
+        self.window = open_window(
+            group._planner,
+            self.ranks,
+            lambda given: complete(object_schedules.all_gather(state.lane(), given)),
+            None,
+            (memory.__array_interface__["data"][0], memory.size, -1),
+            memory,
+            typed=False,
+            dynamic=self.flavor == constants.WIN_FLAVOR_DYNAMIC,
+            meeting=group._meeting(f"window/mpi/{serial}/{self.ranks[0]}"),
+        )
+        self.native, self.forever = self.window.native, group.timeout_s
+
+    def _placed(self, told: Sequence[tuple[int, int]]) -> list[Place]:
+        if self.flavor != constants.WIN_FLAVOR_SHARED:
+            return [Place(rank, 0, *of) for rank, of in zip(self.ranks, told, strict=True)]
+        places, base = [], 0
+        for nbytes, unit in told:
+            places.append(Place(self.ranks[0], base, nbytes, unit))
+            base += nbytes
+        return places
+
+    def _address(self, place: Place) -> int:
+        return self.window.parts[place.home].base + place.base
+
+    def shared(self, rank: int) -> tuple[Any, int]:
+        """(the memory of a rank in this process, its unit). Empty: it is not mapped here."""
+        place = self.places[rank]
+        at = self.native.mapped(place.home, self._address(place), place.nbytes) if place.nbytes else 0
+        return (buffer.fromaddress(at, place.nbytes) if at else buffer()), place.unit
+
+    def check(self, fault: int, call: str) -> None:
+        """Raise the error of a call that returned a fault."""
+        if fault:
+            self.window.fail(call, self.forever)
+
+    def place(self, rank: int) -> Place:
+        """Where the memory of a rank is."""
+        if not 0 <= rank < len(self.places):
+            raise Exception(constants.ERR_RANK, f"rank {rank} of a window of {len(self.places)} ranks")
+        return self.places[rank]
+
+
+def _bytes(nbytes: int) -> Any:
+    """New memory of zeros that other ranks can map."""
+    return empty(nbytes, np.uint8)
+
+
+def allocate(size: int) -> Any:
+    """The memory of a window that allocates it."""
+    if whole(size, "size") < 0:
+        raise Exception(constants.ERR_SIZE, f"the size is {size}")
+    return _bytes(size)
+
+
+class Items:
+    """The items of a target: from byte `first` of its window on, as runs of (byte, length)."""
+
+    def __init__(self, state: WindowState, rank: int, block: Block, target: Any) -> None:
+        """target: None, a displacement, or (displacement, count, type)."""
+        place = state.place(rank)
+        disp, count, self.type = _spelled(target, block)
+        layout = self.type.layout
+        self.home, self.nbytes = place.home, count * layout.size
+        first = whole(disp, "target: displacement") * place.unit
+        if layout.dense:
+            self.runs = [(first, self.nbytes)] if self.nbytes else []
+        else:
+            self.runs = [(first + at, length) for at, length in _runs(layout, count)]
+        if state.flavor != constants.WIN_FLAVOR_DYNAMIC:
+            for at, length in self.runs:
+                if at < 0 or at + length > place.nbytes:
+                    raise Exception(
+                        constants.ERR_RMA_RANGE,
+                        f"bytes {at} to {at + length} are not in the window of rank {rank}, which has "
+                        f"{place.nbytes}",
+                    )
+        self.runs = [(place.base + at, length) for at, length in self.runs]
+        if self.nbytes != block.nbytes:
+            raise Exception(
+                constants.ERR_ARG, f"the origin has {block.nbytes} bytes of data, the target {self.nbytes}"
+            )
+
+    def parts(self, packed: Any) -> Iterator[tuple[int, Any]]:
+        """(where it is at the target, the packed bytes) of each run."""
+        at = 0
+        for offset, length in self.runs:
+            yield offset, packed[at : at + length]
+            at += length
+
+
+def _spelled(target: Any, block: Block) -> tuple[int, int, Type]:
+    if target is None:
+        return 0, block.count, block.type
+    if not isinstance(target, list | tuple):
+        if not hasattr(target, "__index__"):
+            raise ValueError("target: expecting integral or list/tuple")
+        return target, block.count, block.type
+    if len(target) > 3:
+        raise ValueError("target: expecting 3 items at most")
+    disp, count, kind = (*target, *(0, block.count, None)[len(target) :])
+    if kind is not None and not isinstance(kind, Datatype):
+        raise TypeError(f"target: expecting a datatype, got {type(kind).__name__}")
+    return disp, whole(count, "target: count"), block.type if kind is None else kind._alive()
+
+
+def _runs(layout: Any, count: int) -> Iterator[tuple[int, int]]:
+    """(byte, length) of what lies side by side in `count` items."""
+    if count == 0 or layout.size == 0:
+        return
+    places = (np.arange(count)[:, None] * layout.extent + layout.offsets).ravel()
+    cuts = np.flatnonzero(np.diff(places) != 1) + 1
+    for part in np.split(places, cuts):
+        yield int(part[0]), part.size
+
+
+def combine(state: WindowState, items: Items, op: Op, operand: Any, former: Any, element: Type) -> None:
+    """target = target op operand, element by element; `former` gets the values before, if it is no None."""
+    check_type(op, element)
+    operation = op._alive()
+    if operation.user is not None:
+        raise Exception(constants.ERR_OP, "an accumulate takes predefined operations only")
+    dtype, number = _engine_elements(operation, element)
+    size = 1 if element.dtype is None else element.dtype.itemsize
+    for (at, part), (_, old) in zip(
+        items.parts(operand), items.parts(operand if former is None else former), strict=True
+    ):
+        into = None if former is None else old
+        if dtype is None:
+            _combine_here(state, items.home, at, op, part, into, element)
+            continue
+        for first in range(0, part.size, _WHOLE * size):  # no piece of the engine cuts an element
+            piece = slice(first, first + _WHOLE * size)
+            given, before = part[piece].view(dtype), None if into is None else into[piece].view(dtype)
+            fault = state.native.update(given, before, items.home, at + first, number, state.forever)
+            state.check(fault, "Accumulate")
+
+
+_WHOLE = 8192
+"""Elements that the engine updates at one time."""
+
+
+def _engine_elements(operation: Any, element: Type) -> tuple[Any, int]:
+    """(the dtype as which the engine combines elements, its operation); None: it does not."""
+    if operation.name in _PREDEFINED:
+        return np.uint8, _PREDEFINED[operation.name]
+    if operation.engine is None or element.dtype is None:
+        return None, 0
+    dtype, number = element.dtype, int(operation.engine)
+    if dtype.kind == "u" and operation.name not in ("MPI_MAX", "MPI_MIN"):
+        dtype = np.dtype(f"i{dtype.itemsize}")  # the same bits
+    known = dtype.name in DTYPES and _native.updates(DTYPES.index(dtype.name), number)
+    return (dtype if known else None), number
+
+
+def _combine_here(
+    state: WindowState, home: int, at: int, op: Op, operand: Any, former: Any, element: Type
+) -> None:
+    """The same in this process, while the target lets nobody else update."""
+    native, memory, tight = state.native, np.empty(operand.size, np.uint8), _tight(element.dtype)
+    state.check(native.hold(home, state.forever), "Accumulate")
+    try:
+        state.check(native.get(memory, home, at, state.forever), "Accumulate")
+        if former is not None:
+            former[:] = memory
+        values = memory.view(tight)
+        values[...] = op._state.arrays(operand.view(tight), values)
+        state.check(native.put(memory, home, at, state.forever), "Accumulate")
+        state.check(native.flush(home, state.forever), "Accumulate")
+    finally:
+        fault = native.release(home, state.forever)
+    state.check(fault, "Accumulate")
+
+
+def _tight(dtype: Any) -> Any:
+    """The dtype of packed elements: pairs lose their padding."""
+    return dtype if dtype.names is None else np.dtype([(name, dtype[name]) for name in dtype.names])
