@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from unisono.engine.environment import env as _env
 from unisono.mpi import constants as _constants
 from unisono.mpi import handle as _handle
 from unisono.mpi.comm import COMM_NULL, COMM_SELF, COMM_WORLD, Comm, Intracomm
@@ -114,6 +115,7 @@ def __getattr__(name: str) -> Any:
     raise refused(__name__, name)
 
 
+rc.read(_env.copy())
 if rc.initialize:
     Init_thread()
 _name_constants()

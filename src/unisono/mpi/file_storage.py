@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.errors import UnisonoError
 from unisono.mpi import constants
 from unisono.mpi.errors import Exception
 from unisono.mpi.file_view import Pieces
@@ -43,9 +44,11 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 @contextmanager
 def classed(path: str) -> Iterator[None]:
-    """An OSError becomes MPI's exception, with the file's name."""
+    """An OSError of the file becomes MPI's exception; a lost rank, which is one too, stays what it is."""
     try:
         yield
+    except UnisonoError:
+        raise
     except OSError as error:
         code = _CLASSES.get(error.errno or 0, constants.ERR_IO)
         raise Exception(code, f"{path}: {error.strerror or error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unisono.errors import message
 
-_OF_C = ("_addressof", "_handleof", "_sizeof", "__pyx_capi__")
+_OF_C = ("_addressof", "_handleof", "__pyx_capi__")
 
 
 class NoCommunicatorOfC(AttributeError, NotImplementedError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 _DEFAULTS: dict[str, Any] = {
     "initialize": True, "threads": True, "thread_level": "multiple", "finalize": None, "fast_reduce": True,
     "recv_mprobe": True, "irecv_bufsz": 32768, "errors": "exception",
 }  # fmt: skip
+
+_TRUE, _FALSE = ("1", "true", "yes", "on", "y"), ("0", "false", "no", "off", "n")
 
 
 class Rc:
@@ -28,6 +31,14 @@ class Rc:
             if name not in _DEFAULTS:
                 raise TypeError(f"unexpected argument {name!r}")
             setattr(self, name, value)
+
+    def read(self, environ: Mapping[str, str]) -> None:
+        """Take the settings of MPI4PY_RC_INITIALIZE and so on, as mpi4py does when MPI is imported."""
+        for name in _DEFAULTS:
+            text = environ.get(f"MPI4PY_RC_{name.upper()}", "").strip()
+            if text:
+                value: Any = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(text.lower(), text)
+                setattr(self, name, int(text) if text.isdecimal() and name == "irecv_bufsz" else value)
 
     def __getattr__(self, name: str) -> Any:
         if name not in _DEFAULTS:

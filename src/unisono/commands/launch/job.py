@@ -27,7 +27,6 @@ from unisono.engine.base.authentication import (
 from unisono.engine.base.limits import usable_cores
 from unisono.engine.environment import env
 from unisono.errors import LaunchError, message
-from unisono.virtual.environment import set_for_children
 
 MPI4PY = os.path.join(os.path.dirname(unisono.__file__), "mpi4py", "site")
 """The folder in which the ranks of `--replace mpi4py` find that package: unisono.mpi4py.package.SITE."""
@@ -177,6 +176,8 @@ def rank_environment(
     if env.replaced_backend(environ) == "mpi4py":
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (MPI4PY, environ.get("PYTHONPATH", ""))))
     if job.gpus:
+        from unisono.virtual.environment import set_for_children  # a third of what a launcher imports
+
         gpus, memory, poison, check_streams = job.gpus
         set_for_children(environ, gpus, str(memory), poison=poison, check_streams=check_streams)
         environ["UNISONO_VIRTUAL_SHARED"] = shared

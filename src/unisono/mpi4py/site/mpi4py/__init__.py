@@ -1,5 +1,7 @@
 """mpi4py in the ranks of `unisono run --replace mpi4py`. Each module here stands for one of Unisono's."""
 
+import sys
+
 from unisono.mpi4py.package import (  # noqa: F401
     Rc,
     __version__,
@@ -10,3 +12,5 @@ from unisono.mpi4py.package import (  # noqa: F401
 )
 
 __all__ = ["MPI"]  # noqa: F822 (a module)
+
+sys.modules[f"{__name__}.rc"] = rc  # type: ignore[assignment]  # mpi4py has it there, too
