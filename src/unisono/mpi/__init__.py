@@ -95,6 +95,7 @@ from unisono.mpi.reflection import (
     _typedict,
 )
 from unisono.mpi.topology import Cartcomm, Compute_dims, Distgraphcomm, Graphcomm, Topocomm
+from unisono.mpi.window import WIN_NULL, Win
 
 globals().update(_NAMED)
 globals().update(_OPS)

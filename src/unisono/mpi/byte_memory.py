@@ -142,6 +142,8 @@ def Free_mem(mem: buffer) -> None:
 
 def Get_address(location: Any) -> int:
     """The address of a buffer."""
+    if isinstance(location, buffer):
+        return location.address
     return int(bytes_of(location)[0].__array_interface__["data"][0])
 
 

@@ -169,8 +169,8 @@ def _predefined() -> dict[str, Op]:
         "BXOR": (operator.xor, np.bitwise_xor, bits, engine.BXOR),
         "MAXLOC": (*_pick(operator.gt), "V", None),
         "MINLOC": (*_pick(operator.lt), "V", None),
-        "REPLACE": (lambda x, y: x, None, "", None, False),
-        "NO_OP": (lambda x, y: y, None, "", None, False),
+        "REPLACE": (lambda x, y: y, None, "", None, False),
+        "NO_OP": (lambda x, y: x, None, "", None, False),
     }
     return {name: Op._of(_Operation(f"MPI_{name}", *row)) for name, row in rows.items()}
 

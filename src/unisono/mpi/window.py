@@ -15,7 +15,7 @@ from unisono.mpi.errors import Exception, HasErrhandler, whole
 from unisono.mpi.group import Group, Members
 from unisono.mpi.handle import Handle
 from unisono.mpi.info import INFO_NULL, Info
-from unisono.mpi.memory import BOTTOM, bytes_of
+from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.op import OPS, Op
 from unisono.mpi.progress import Ended

@@ -16,7 +16,7 @@ from unisono.mpi.comm import Comm
 from unisono.mpi.datatype import Datatype, Type
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.handle import State
-from unisono.mpi.memory import buffer
+from unisono.mpi.byte_memory import buffer
 from unisono.mpi.message_spec import Block
 from unisono.mpi.op import Op, check_type
 from unisono.mpi.progress import complete
@@ -66,7 +66,7 @@ class WindowState(State):
         if own.nbytes and not base:
             self.window.end()
             raise Exception(constants.ERR_RMA_SHARED, "the ranks of the communicator share no memory")
-        self.memory: Any = buffer.fromaddress(base, own.nbytes) if base else buffer()
+        self.memory: Any = buffer.fromaddress(base, own.nbytes if base else 0)
         self.attrs = base, own.nbytes, unit
 
     def open(self, comm: Comm, serial: int, memory: Any) -> None:
@@ -101,7 +101,7 @@ class WindowState(State):
         """(the memory of a rank in this process, its unit). Empty: it is not mapped here."""
         place = self.places[rank]
         at = self.native.mapped(place.home, self._address(place), place.nbytes) if place.nbytes else 0
-        return (buffer.fromaddress(at, place.nbytes) if at else buffer()), place.unit
+        return buffer.fromaddress(at, place.nbytes if at else 0), place.unit
 
     def check(self, fault: int, call: str) -> None:
         """Raise the error of a call that returned a fault."""
