@@ -23,6 +23,12 @@ def error_of(call, *args):
     return 0
 
 
+def settle(file):
+    """Let all ranks see what all have written."""
+    file.Sync()
+    comm.Barrier()
+
+
 def random_type(rng):
     """(a filetype that interleaves with those of the other ranks, the bytes of one item that it covers)."""
     unit = int(rng.integers(1, 40))
@@ -58,7 +64,7 @@ def check_views():
             assert file.Get_position() == start + data.size
         assert status.Get_count(MPI.BYTE) == data.size
         assert file.Get_byte_offset(start) == where[0]
-        file.Sync()
+        settle(file)
         parts = comm.allgather((where, data))
         model = np.zeros(max(part[0].max() for part in parts) + 1, np.uint8)
         for places, written in parts:
@@ -83,7 +89,7 @@ def check_pointers():
     comm.Barrier()
     for _ in range(20):
         file.Write_shared(np.full(2, 10 + rank, "i"))
-    file.Sync()
+    settle(file)
     whole = np.fromfile(NAME, "i")
     assert whole[:6].tolist() == [0, 1, 1, 2, 2, 2]
     assert sorted(whole[6:].tolist()) == sorted([10 + r for r in range(size) for _ in range(40)])
@@ -102,13 +108,13 @@ def check_pointers():
     file.Write_at_all_begin(2000 + rank, np.array([7], "i"))
     assert error_of(file.Read_all_begin, one) == MPI.ERR_IO
     file.Write_at_all_end(np.array([7], "i"))
-    file.Sync()
+    settle(file)
     status = MPI.Status()
     file.Read_at(2000 + size - 1, np.zeros(5, "i"), status)
     assert status.Get_count(MPI.INT) == 1
     file.Set_view(0, MPI.INT, MPI.INT, "external32")
     file.Write_at_all(rank, np.array([rank + 1], "i"))
-    file.Sync()
+    settle(file)
     assert np.fromfile(NAME, ">i4", size).tolist() == [1, 2, 3]
     file.Close()
 
