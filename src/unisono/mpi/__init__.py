@@ -8,6 +8,7 @@ It needs no MPI and no mpi4py. A program that no launcher has started is one ran
 
 from __future__ import annotations
 
+import gc as _gc
 from typing import Any
 
 from unisono.engine.environment import env as _env
@@ -117,7 +118,9 @@ def __getattr__(name: str) -> Any:
 
 
 rc.read(_env.copy())
+pickle.read(_env.copy())
 if rc.initialize:
     Init_thread()
 _name_constants()
+_gc.freeze()  # what the imports have made lives to the end; to look through it there would take 40 ms
 del annotations

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import stat
-import tempfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +30,9 @@ from unisono.mpi.handle import State
 from unisono.mpi.message_spec import Block
 from unisono.mpi.named_types import NAMED
 from unisono.mpi.progress import Operation
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 NOT_BOTH = ("_all", "_ordered")
 """What split collectives are named after; one at a time may be under way."""
@@ -81,7 +81,7 @@ def _null_file() -> Any:
 def opened(comm: Any, path: str, amode: int, info: Any) -> OpenFile:
     """Open on all ranks of `comm`, or raise the same class of error on all of them."""
     comm = comm.Dup()
-    token = comm.bcast(secrets.token_hex(8))
+    token = comm.bcast(os.urandom(8).hex())
     fd, error = -1, _wrong_mode(amode)
     told = comm.allgather((amode, error, Get_processor_name()))
     if error is None and len({mode for mode, _, _ in told}) > 1:
@@ -100,9 +100,15 @@ def opened(comm: Any, path: str, amode: int, info: Any) -> OpenFile:
         raise
     one_host = len({host for _, _, host in told}) == 1
     folder, name = os.path.split(os.path.abspath(path))
-    folder = tempfile.gettempdir() if one_host else folder
+    folder = _folder_of_host() if one_host else folder
     shared = SharedNumber(os.path.join(folder, f".{name[:100]}.{token}.shared"))
     return OpenFile(comm, path, fd, amode, dict(info.items()) if info else {}, shared)
+
+
+def _folder_of_host() -> str:
+    import tempfile  # like concurrent.futures below, slow to import: most programs open no file
+
+    return tempfile.gettempdir()
 
 
 def _wrong_mode(amode: int) -> Exception | None:
@@ -263,6 +269,8 @@ class OpenFile(State):
             self.position = self.position if at else where + items
         pieces = self._view.pieces(where * self._item_nbytes, block.nbytes)
         if self._thread is None:
+            from concurrent.futures import ThreadPoolExecutor
+
             self._thread = ThreadPoolExecutor(1, "MPI.File")
         return _Access(self._thread.submit(self._move, call, block, pieces))
 
