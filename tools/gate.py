@@ -9,6 +9,11 @@ of one rank. This needs no performance counters, which virtual machines lack, an
 PyTorch takes half a minute to load. A figure holds for one combination of Python, NumPy, PyTorch, the
 engine's compiler, C library and processor. Without a figure, or where nothing can be counted, the gate says
 so and passes.
+
+CPython keeps the attributes of types in a table of 4,096 places, found by the version of the type and the
+address of the name. Where two attributes of a call meet in one place, each call has 400 instructions more: by
+chance, after any change of what is imported. So a case with too many is counted again after some new types,
+which move the versions, and its smallest figure counts.
 """
 
 from __future__ import annotations
@@ -37,6 +42,7 @@ CASES = {
 WITH_TORCH = ("torch", "bucket")
 ALLOWED = 1.05
 TIMEOUT_S = 180
+NEW_TYPES = (0, 1, 7)  # each try of a case
 KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
 SET = {
     "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
@@ -79,15 +85,25 @@ def counter(folder: str) -> Path | str:
     return program
 
 
-def count(program: Path, case: str) -> int:
+def count(program: Path, case: str, types: int = 0) -> int:
     """Return the instructions of one call: the fewest, as a call that is interrupted or waits has more."""
     environment = {name: os.environ[name] for name in KEPT if name in os.environ} | SET
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(program), sys.executable, str(TOOLS / "gate_rank.py"), case, folder, "0"]
+        command = [str(program), sys.executable, str(TOOLS / "gate_rank.py"), case, folder, "0", str(types)]
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True
         )
     return min(map(int, done.stdout.split()))
+
+
+def count_call(program: Path, case: str, brackets: int, expected: int | None) -> int:
+    """Return the instructions of one call, without what counting itself takes."""
+    found = []
+    for types in NEW_TYPES:
+        found.append(count(program, case, types) - brackets)
+        if expected is None or found[-1] <= expected * ALLOWED:
+            break
+    return min(found)
 
 
 def main() -> None:
@@ -107,8 +123,9 @@ def main() -> None:
             if case in WITH_TORCH and not version("torch"):
                 print(f"gate: {words}: NOT COUNTED, PyTorch is not installed")
                 continue
-            key, found = software(case), count(program, case) - brackets
+            key = software(case)
             expected = figures.setdefault(case, {}).get(key)
+            found = count_call(program, case, brackets, expected)
             if update:
                 figures[case][key] = found
             if expected is None:

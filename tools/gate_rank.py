@@ -1,4 +1,4 @@
-"""A rank of `tools/gate.py`: python gate_rank.py CASE FOLDER RANK.
+"""A rank of `tools/gate.py`: python gate_rank.py CASE FOLDER RANK [TYPES].
 
 Rank 0 runs under `count_instructions`. Before each call it waits until rank 1 has sent its message and
 sleeps. Rank 0 then never polls, and the count does not depend on time. Both have two cores on every machine;
@@ -57,8 +57,10 @@ def torch_calls(case: str, folder: str, rank: int) -> Callable[[int], object]:
     return lambda _: dist.all_reduce(bucket, async_op=True).get_future().wait()
 
 
-def main(case: str, folder: str, rank: int) -> None:
-    """Make the calls of a case."""
+def main(case: str, folder: str, rank: int, types: int) -> None:
+    """Make the calls of a case; `types` new types come first, and take so many versions."""
+    for _ in range(types):
+        hasattr(type("New", (), {}), "name")
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     if rank == 0:
         peer = subprocess.Popen([sys.executable, __file__, case, folder, "1"])
@@ -89,4 +91,4 @@ def main(case: str, folder: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int((sys.argv[4:] or ["0"])[0]))

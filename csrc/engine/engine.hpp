@@ -105,8 +105,6 @@ class Engine {
   GroupState& group() { return group_; }
   Channels& channels() { return channels_; }
 
-  bool raw_messages = false;  // its receives are raw, see Request
-
   // Whether the calling thread is already inside a call: then it runs a signal handler.
   bool in_signal_handler() const {
     return running_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();

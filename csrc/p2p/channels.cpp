@@ -1,10 +1,22 @@
 #include "p2p/channels.hpp"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <new>
 
 namespace unisono {
+namespace {
+
+// How often the background thread looks whether callers are away, and how often while there are no requests
+// before it sleeps.
+constexpr auto kLookInterval = std::chrono::microseconds(50);
+constexpr auto kIdleInterval = std::chrono::microseconds(1000);
+constexpr int kIdleLooks = 20;
+
+}  // namespace
 
 Channels::Channels(GroupState& group, const PeerProcesses& peers, int rank, WaitPolicy wait_policy,
                    WaitPolicy background, FileDescriptors sockets, ControlPlane* control)
@@ -38,8 +50,14 @@ void Channels::finish(Request& request, FaultKind fault) {
   request.fault.store(fault, std::memory_order_relaxed);
   request.done.store(true, std::memory_order_release);
   --unfinished_requests_;
-  ++request_epoch_;
-  streams_.wake();  // another thread of this rank may wait for it
+  ++ended_;
+  if (request.sending && --open_sends_ == 0) sent_from_ = {};
+}
+
+// Wakes the other threads of this rank that may wait for a request that has ended since. waiting_here: whether
+// this thread is one of those that wait.
+void Channels::wake_others(uint64_t ended, int waiting_here) {
+  if (ended_ != ended && waiting_callers_.load(std::memory_order_seq_cst) > waiting_here) streams_.wake();
 }
 
 void Channels::progress(LargeMessages large) {
@@ -53,7 +71,7 @@ void Channels::progress(LargeMessages large) {
       pull(peer, large);
     }
     if (held_ > 0 || released_) deliver_held();
-    if (may_store_ && large == LargeMessages::kNow) store_offers();
+    if (may_store_ && waiting_offers_ > 0 && large == LargeMessages::kNow) store_offers();
   } while (has_answers_);
 }
 
@@ -63,7 +81,8 @@ void Channels::push(int peer, LargeMessages large) {
     Request& request = *queue.front();
     if (!write_header(peer, request)) return;
     if (request.frame != MessageFrame::kMessage && request.frame != MessageFrame::kGranted) {
-      if (request.frame == MessageFrame::kOffer) offers(peer).offered[request.number] = queue.front();
+      if (request.number != 0 && request.frame != MessageFrame::kGrant)
+        offers(peer).offered[request.number] = queue.front();
       queue.pop_front();
       continue;
     }
@@ -78,17 +97,27 @@ void Channels::push(int peer, LargeMessages large) {
   }
 }
 
-Channels::Receives::iterator Channels::first_match(int peer, const Header& header) {
-  return std::ranges::find_if(
-      receives_, [&](const auto& request) { return matches(request->peer, request->tag, peer, header.tag); });
+// The receive that was posted first of those that match a message.
+Request* Channels::first_match(int peer, int tag) const {
+  Request* found = nullptr;
+  if (posted_.empty()) return found;
+  for (const int source : {peer, kAnyRank})
+    for (const int wanted : {tag, any_tag_like(tag)})
+      if (const auto* const link = posted_.first(source, wanted))
+        if (found == nullptr || link->entry->order < found->order) found = link->entry;
+  return found;
 }
 
 // The receive that gets this message now, no longer among `receives_`; nullptr: there is none, or it is held.
 std::shared_ptr<Request> Channels::take_match(int peer, const Header& header) {
-  const auto found = first_match(peer, header);
-  if (found == receives_.end() || held(**found)) return nullptr;
-  std::shared_ptr<Request> request = std::move(*found);
-  receives_.erase(found);
+  Request* const found = first_match(peer, header.tag);
+  return found == nullptr || held(*found) ? nullptr : take_receive(*found);
+}
+
+std::shared_ptr<Request> Channels::take_receive(Request& receive) {
+  std::shared_ptr<Request> request = std::move(*receive.place);
+  posted_.remove(receive.link);
+  receives_.erase(receive.place);
   return request;
 }
 
@@ -101,10 +130,19 @@ void Channels::deliver(Request& request, int peer, const Header& header, const u
   finish(request, FaultKind::kNone);
 }
 
+// The same of a kept message.
+void Channels::deliver(Request& request, UnexpectedMessage& message) {
+  request.peer = message.peer;
+  request.tag = message.header.tag;
+  if (!request.takes(message.header)) return refuse(request, message.peer, message.header);
+  request.accept(message.header, std::move(message.bytes));
+  finish(request, FaultKind::kNone);
+}
+
 // The message does not match the request. It aborts the group now: the caller may never wait for the request.
 void Channels::refuse(Request& request, int peer, const Header& header) {
   Fault fault{FaultKind::kMismatch, rank_, peer};
-  fault.size_mismatch = {header.tag, request.form, header.form(), request.nbytes, header.nbytes};
+  fault.size_mismatch = {plain_tag(header.tag), request.form, header.form(), request.nbytes, header.nbytes};
   request.nbytes = header.nbytes;
   finish(request, FaultKind::kMismatch);
   try {
@@ -115,19 +153,19 @@ void Channels::refuse(Request& request, int peer, const Header& header) {
 
 // Gives the first matching unexpected message to the receive, also one that is arriving or waits in its
 // sender. False: there is none.
-bool Channels::deliver_unexpected(Receives::iterator receive) {
-  Request& request = **receive;
-  for (auto message = unexpected_.begin(); message != unexpected_.end(); ++message) {
-    if (message->request || !matches(request.peer, request.tag, message->peer, message->header.tag)) continue;
-    if (held_ > 0 && first_match(message->peer, message->header) != receive) continue;
-    if (message->waits()) return grant_to(*receive, message);
-    request.peer = message->peer;
-    request.tag = message->header.tag;
-    message->request = *receive;
-    if (!message->whole) return true;  // finish_incoming delivers it
-    deliver(request, message->peer, message->header, message->bytes.get());
-    if (message->sender) finish(*message->sender, FaultKind::kNone);
-    erase_unexpected(message);
+bool Channels::deliver_unexpected(Request& receive) {
+  for (MessageLink* link = kept_.first(receive.peer, receive.tag); link != nullptr; link = kept_.after(*link)) {
+    UnexpectedMessage& message = *link->entry;
+    if (held_ > 0 && first_match(message.peer, message.header.tag) != &receive) continue;
+    std::shared_ptr<Request> request = take_receive(receive);
+    if (message.waits()) return grant_to(request, message.place);
+    take_unexpected(message);
+    request->peer = message.peer;
+    request->tag = message.header.tag;
+    message.request = std::move(request);
+    if (!message.whole) return true;  // finish_incoming delivers it
+    deliver(*message.request, message);
+    erase_unexpected(message.place);
     return true;
   }
   return false;
@@ -153,9 +191,13 @@ bool Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_loc
     caller_lock.release();  // a message to this rank itself, or a kept one, is copied
   try {
     const std::unique_lock lock = locked(caller_lock);
+    const uint64_t ended = ended_;
+    request->raw = raw;
+    ++caller_epoch_;
+    next_deadline_ = std::min(next_deadline_, request->deadline);
     enqueue(std::move(request));
     progress(LargeMessages::kLater);
-    streams_.wake();  // the background thread has another deadline to keep
+    wake_others(ended, 0);
   } catch (const Fault& fault) {
     const std::lock_guard lock(mutex_);
     fail_all(fault.kind);
@@ -168,12 +210,18 @@ bool Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_loc
 
 void Channels::enqueue(std::shared_ptr<Request> request) {
   ++unfinished_requests_;
-  ++request_epoch_;
+  if (request->sending) {
+    ++open_sends_;
+    if (request->nbytes > 0) sent_from_.add(request->data, request->nbytes);
+  }
   if (!is_running()) return finish(*request, FaultKind::kAborted);
   if (!request->sending) {
     hold_back(*request);
-    const auto receive = receives_.insert(receives_.end(), std::move(request));
-    if (!held(**receive) && deliver_unexpected(receive)) receives_.erase(receive);
+    Request& receive = *request;
+    receive.place = receives_.insert(receives_.end(), std::move(request));
+    receive.order = ++receives_posted_;
+    posted_.append(receive.link, receive.peer, receive.tag, receive);
+    if (!held(receive)) deliver_unexpected(receive);
   } else if (request->peer == rank_) {
     send_to_self(request);
   } else if (streams_.open(request->peer)) {
@@ -186,21 +234,21 @@ void Channels::enqueue(std::shared_ptr<Request> request) {
 }
 
 // A message to this rank itself goes to a matching receive, or is kept.
-void Channels::send_to_self(const std::shared_ptr<Request>& sent) {
-  Request& send = *sent;
-  const Header header{send.nbytes, send.tag, send.form};
+void Channels::send_to_self(const std::shared_ptr<Request>& send) {
+  const Header header{send->nbytes, send->tag, send->form};
   if (const std::shared_ptr<Request> request = take_match(rank_, header)) {
-    deliver(*request, rank_, header, send.data);
+    deliver(*request, rank_, header, send->data);
   } else {
-    std::unique_ptr<unsigned char[]> bytes(new unsigned char[send.nbytes]);
-    if (send.nbytes > 0) std::memcpy(bytes.get(), send.data, send.nbytes);
-    unexpected_.push_back(UnexpectedMessage{rank_, header, std::move(bytes), true});
-    if (send.synchronous) {  // it ends when a receive matches
-      unexpected_.back().sender = sent;
+    std::unique_ptr<unsigned char[]> bytes(new unsigned char[send->nbytes]);
+    if (send->nbytes > 0) std::memcpy(bytes.get(), send->data, send->nbytes);
+    const auto message = add_unexpected(rank_, header, std::move(bytes));
+    message->whole = true;
+    if (send->synchronous) {
+      message->sender = send;
       return;
     }
   }
-  finish(send, FaultKind::kNone);
+  finish(*send, FaultKind::kNone);
 }
 
 // Another thread may copy a large message meanwhile.
@@ -216,29 +264,34 @@ void Channels::detach(ReleasableLock& caller_lock) {
   const std::unique_lock lock = locked(caller_lock);
   if (idle() || stopping_) return;
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
-  request_posted_.notify_one();
+  if (asleep_) request_posted_.notify_one();
 }
 
 FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
-                         const std::function<bool()>* interrupt) {
-  int awaited;
-  {
-    const std::lock_guard lock(mutex_);
-    awaited = request.peer;
-  }
+                         const std::function<bool()>* interrupt, ReleasableLock& caller_lock) {
+  const WaitingCaller waits(waiting_callers_);
+  int awaited = kAnyRank;
   Waiter waiting = waiter(wait_policy_);
-  waiting.begin(0, 0, fatal ? deadline : INT64_MAX);
+  waiting.begin(0, 0, fatal ? std::min(deadline, request.deadline) : request.deadline);
   waiting.set_interrupt(interrupt);
+  waiting.set_caller_lock(&caller_lock);
   try {
     waiting.until(awaited, [&] {
       if (request.done.load(std::memory_order_acquire)) return true;
-      const std::lock_guard lock(mutex_);
-      progress();
+      // A caller that still has its lock waits for no other thread, and copies nothing large.
+      const bool brief = caller_lock.held();
+      std::unique_lock lock(mutex_, std::defer_lock);
+      if (!brief) lock.lock();
+      if (brief && !lock.try_lock()) return false;
+      const uint64_t ended = ended_;
+      progress(brief ? LargeMessages::kLater : LargeMessages::kNow);
+      wake_others(ended, 1);
       awaited = request.peer;
-      return request.done.load(std::memory_order_acquire) || (!fatal && now_ns() >= deadline);
+      return request.done.load(std::memory_order_acquire) ||
+             (!fatal && deadline != INT64_MAX && now_ns() >= deadline);
     });
     if (!request.done.load(std::memory_order_acquire)) return FaultKind::kTimeout;
-    request.seen.store(true, std::memory_order_relaxed);
+    see(request);
     const FaultKind result = request.fault.load(std::memory_order_relaxed);
     if (result == FaultKind::kMismatch) waiting.fail(Fault{result, rank_, request.peer});
     return result;
@@ -249,6 +302,16 @@ FaultKind Channels::wait(Request& request, Nanoseconds deadline, bool fatal,
   } catch (const std::bad_alloc&) {
     return out_of_memory(waiting);
   }
+}
+
+void Channels::see(Request& request) {
+  if (!request.seen.exchange(true, std::memory_order_relaxed) && !request.sending && !request.sized)
+    receive_buffers_.release(request, request.data);
+}
+
+size_t Channels::open_requests() {
+  const std::lock_guard lock(mutex_);
+  return unfinished_requests_;
 }
 
 // An unexpected message that cannot be kept ends the group: its bytes are lost.
@@ -278,7 +341,10 @@ void Channels::fail_all(FaultKind fault) {
     if (const auto request = std::exchange(message.request, nullptr)) finish(*request, fault);
     if (const auto sender = std::exchange(message.sender, nullptr)) finish(*sender, fault);
   }
-  for (const auto& request : receives_) finish(*request, fault);
+  for (const auto& request : receives_) {
+    posted_.remove(request->link);
+    finish(*request, fault);
+  }
   receives_.clear();
   held_ = 0;
   for (int peer = 0; peer < static_cast<int>(incoming_.size()); ++peer) {
@@ -288,46 +354,86 @@ void Channels::fail_all(FaultKind fault) {
     incoming.request = nullptr;
     incoming.arriving = false;
   }
-  unfinished_requests_ = 0;  // also counts requests that a std::bad_alloc lost
+  unfinished_requests_ = open_sends_ = 0;  // also counts requests that a std::bad_alloc lost
+  streams_.wake();
 }
 
 // ---- the background thread -------------------------------------------------------------------------
 
+// Sleeps until there are requests that no caller moves, or one is late. False: the end.
+//
+// Callers do not wake it: waking a thread takes longer than most messages. It looks in short intervals whether
+// callers have done something since.
+bool Channels::callers_are_away(std::unique_lock<std::mutex>& lock) {
+  for (int idle_looks = 0; !stopping_;) {
+    if (idle() && idle_looks++ == kIdleLooks) {
+      asleep_ = true;
+      request_posted_.wait(lock, [&] { return stopping_ || !idle(); });
+      asleep_ = false;
+      idle_looks = 0;
+    }
+    const uint64_t seen = caller_epoch_;
+    request_posted_.wait_for(lock, idle() ? kIdleInterval : kLookInterval, [&] { return stopping_; });
+    if (idle()) continue;
+    idle_looks = 0;
+    const bool away = caller_epoch_ == seen && waiting_callers_.load(std::memory_order_relaxed) == 0;
+    if (away || now_ns() >= next_deadline_) return !stopping_;
+  }
+  return false;
+}
+
 // The open request with the earliest deadline bounds the wait; a Timeout names its peer.
 void Channels::begin_wait(Waiter& waiter, int& awaited) {
-  Nanoseconds deadline = INT64_MAX;
+  next_deadline_ = INT64_MAX;
   awaited = kAnyRank;
   const auto take_earlier = [&](const Request& request) {
-    if (request.deadline >= deadline) return;
-    deadline = request.deadline;
+    if (request.deadline >= next_deadline_) return;
+    next_deadline_ = request.deadline;
     awaited = request.peer;
   };
   each_send([&](const auto& request) { take_earlier(*request); });
   for (const UnexpectedMessage& message : unexpected_)
-    if (message.request) take_earlier(*message.request);
+    for (const auto& request : {message.request, message.sender})
+      if (request) take_earlier(*request);
   for (const auto& request : receives_) take_earlier(*request);
   for (const IncomingMessage& incoming : incoming_)
     if (incoming.request) take_earlier(*incoming.request);
-  waiter.begin(0, 0, deadline);
+  waiter.begin(0, 0, next_deadline_);
+}
+
+// Moves the messages while callers are away. Throws a Fault.
+void Channels::serve_while_away(Waiter& waiting) {
+  std::unique_lock lock(mutex_);
+  const uint64_t callers = caller_epoch_;
+  const auto away = [&] {
+    return !stopping_ && !idle() && caller_epoch_ == callers &&
+           waiting_callers_.load(std::memory_order_relaxed) == 0;
+  };
+  do {
+    int awaited;
+    begin_wait(waiting, awaited);
+    lock.unlock();
+    waiting.until(awaited, [&] {
+      const std::lock_guard progressing(mutex_);
+      const uint64_t ended = ended_;
+      progress();
+      wake_others(ended, 0);
+      return ended_ != ended || !away();
+    });
+    lock.lock();
+  } while (away());
 }
 
 void Channels::serve() {
+  prctl(PR_SET_TIMERSLACK, 1000UL);
   Waiter waiting = waiter(background_wait_policy_);
+  waiting.expect_own_messages();
   std::unique_lock lock(mutex_);
-  for (;;) {
-    request_posted_.wait(lock, [&] { return stopping_ || !idle(); });
-    if (stopping_) return;
-    int awaited;
-    begin_wait(waiting, awaited);
-    const uint64_t seen = request_epoch_;
+  while (callers_are_away(lock)) {
     lock.unlock();
     FaultKind fault = FaultKind::kNone;
     try {
-      waiting.until(awaited, [&] {
-        const std::lock_guard progressing(mutex_);
-        progress();
-        return stopping_ || request_epoch_ != seen;
-      });
+      serve_while_away(waiting);
     } catch (const Fault& thrown) {
       fault = thrown.kind;
     } catch (const std::bad_alloc&) {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <array>
 #include <deque>
 #include <functional>
 #include <list>
@@ -18,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "p2p/match_table.hpp"
 #include "p2p/receive_buffers.hpp"
 #include "p2p/request.hpp"
 #include "p2p/streams.hpp"
@@ -32,7 +34,7 @@ namespace unisono {
 // more. So ranks that wait in a circle, each in a send, do not deadlock: the rank with the largest message
 // stores the one that is sent to it.
 constexpr uint64_t kUnexpectedBytes = 64 << 20;
-constexpr uint64_t kUnexpectedOverhead = 128;
+constexpr uint64_t kUnexpectedOverhead = 256;
 // A receiver that stores more than kFullBytes says so, and its sender offers all further messages, until
 // there is room again. Messages of more than kOfferBytes are always offered.
 constexpr uint64_t kFullBytes = kUnexpectedBytes / 2, kRoomBytes = kUnexpectedBytes / 4;
@@ -45,14 +47,37 @@ struct MessageEnvelope {
   uint64_t nbytes;
 };
 inline MessageEnvelope envelope(int source, const MessageHeader& header) {
-  return {source, header.tag, header.form(), header.nbytes};
+  return {source, plain_tag(header.tag), header.form(), header.nbytes};
 }
 
 // Whether a receive from `wanted_peer` with `wanted_tag` matches a message.
 inline bool matches(int wanted_peer, int wanted_tag, int peer, int tag) {
-  return (wanted_peer == kAnyRank || wanted_peer == peer) &&
-         (wanted_tag == kAnyTag || wanted_tag == tag || wanted_tag == any_tag_of(tag >> kTagBits));
+  return (wanted_peer == kAnyRank || wanted_peer == peer) && (wanted_tag == tag || wanted_tag == any_tag_like(tag));
 }
+
+// Counts a thread that waits.
+class WaitingCaller {
+ public:
+  explicit WaitingCaller(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+  WaitingCaller(const WaitingCaller&) = delete;
+  WaitingCaller& operator=(const WaitingCaller&) = delete;
+  ~WaitingCaller() { count_.fetch_sub(1); }
+
+ private:
+  std::atomic<int>& count_;
+};
+
+// A range of addresses; empty at first.
+struct AddressRange {
+  uintptr_t low = UINTPTR_MAX, high = 0;
+  void add(const unsigned char* data, uint64_t nbytes) {
+    low = std::min(low, reinterpret_cast<uintptr_t>(data));
+    high = std::max(high, reinterpret_cast<uintptr_t>(data) + nbytes);
+  }
+  bool overlaps(const unsigned char* data, uint64_t nbytes) const {
+    return reinterpret_cast<uintptr_t>(data) < high && low < reinterpret_cast<uintptr_t>(data) + nbytes;
+  }
+};
 
 // Allocating and copying so many bytes takes longer than another thread should wait for the GIL.
 constexpr uint64_t kLarge = 64 * 1024;
@@ -81,7 +106,11 @@ class Channels {
   // Leaves the open requests to the background thread, for callers that do not wait at once.
   void detach(ReleasableLock& caller_lock);
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
-  FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt);
+  // `caller_lock` is released before a long wait.
+  FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt,
+                 ReleasableLock& caller_lock);
+  // The caller knows that a request is done: its memory may be used again.
+  void see(Request& request);
   // Cancels a receive that no message has matched; false: one has, it has ended, or it is a send.
   bool cancel(Request& request);
   // The message that a receive from `peer` with `tag` would get now, if one has arrived. A peer that is lost,
@@ -90,6 +119,12 @@ class Channels {
   // Waits for such a message. kTimeout: none arrived; the group continues.
   FaultKind probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
                   std::optional<MessageEnvelope>& found);
+  // The same where that needs no wait and no step of the other messages; false: look with `probe_now`.
+  bool peek_now(int peer, int tag, int spins, std::optional<MessageEnvelope>& found);
+  // Moves all messages that can be moved now.
+  FaultKind advance();
+  // Requests that are not done.
+  size_t open_requests();
   // Whole unexpected messages, in order.
   std::vector<MessageEnvelope> unexpected();
   // Ends all requests and the thread. `forked`: this is a forked child's copy; thread and lock are the
@@ -100,6 +135,7 @@ class Channels {
   FileDescriptors hand_over();
   bool has_open_transfers() const { return has_open_transfers_; }  // see Executor
   void close_copies() { streams_.close_copies(); }                 // see ControlPlane
+  bool raw = false;  // all receives are raw, see Request; set it before the first message
 
  private:
   using Header = MessageHeader;
@@ -111,9 +147,13 @@ class Channels {
     bool whole = false;                  // all bytes have arrived
     uint64_t number = 0;                 // of its offer
     bool asked = false;                  // the offer was granted
-    bool synchronous = false;            // only a receive that matches may ask for it
+    bool counted = false;                // in unexpected_bytes_
+    bool synchronous = false;            // an offer for which room is no reason to ask
+    std::shared_ptr<Request> sender{};   // of a synchronous message to this rank itself
     std::shared_ptr<Request> request{};  // the receive that gets it
-    std::shared_ptr<Request> sender{};   // of a synchronous message of this rank to itself
+    // Until one does: its places under the four pairs of source and tag that a receive of it can have.
+    std::array<MatchTable<UnexpectedMessage>::Link, 4> links{};
+    std::list<UnexpectedMessage>::iterator place{};
     bool stored() const { return bytes != nullptr; }
     bool waits() const { return number != 0 && !asked; }  // in its sender
   };
@@ -137,6 +177,8 @@ class Channels {
     uint64_t sent_at_once = 0;  // since this rank last looked for what the peer says
   };
 
+  using MessageLink = MatchTable<UnexpectedMessage>::Link;
+
   bool is_running() const { return !stopping_ && !failed_ && !group_.aborted(); }
   void enqueue(std::shared_ptr<Request> request);  // from here on: with mutex_ held
   enum class LargeMessages { kNow, kLater };       // when large messages are allocated and copied
@@ -157,10 +199,16 @@ class Channels {
   void allocate(int peer, const Header& header, Make make);
   bool can_store(int peer, uint64_t nbytes) const;
   void refuse_frame(int peer, const FrameError& bad);
+  Unexpected::iterator add_unexpected(int peer, const Header& header, std::unique_ptr<unsigned char[]> bytes);
+  void take_unexpected(UnexpectedMessage& message);
   void erase_unexpected(Unexpected::iterator message);
+  bool receive_kept(Request& wanted);
+  bool receive_front(int peer, Request& wanted);
+  bool front_is_next(int peer);
+  int arrived_from(int peer);
   Offers& offers(int peer) { return offers_[static_cast<size_t>(peer)]; }
   bool must_offer(int peer, const Request& request) {
-    return offers(peer).peer_is_full || request.nbytes > kOfferBytes;
+    return offers(peer).peer_is_full || request.synchronous || request.nbytes > kOfferBytes;
   }
   void place_offer(int peer, const Header& header);
   bool grant_to(const std::shared_ptr<Request>& request, Unexpected::iterator message);
@@ -173,26 +221,30 @@ class Channels {
   template <class Visit>
   void each_send(Visit visit) const;
   void finish_incoming(int peer);
-  using Receives = std::deque<std::shared_ptr<Request>>;
-  Receives::iterator first_match(int peer, const Header& header);
+  using Receives = std::list<std::shared_ptr<Request>>;
+  Request* first_match(int peer, int tag) const;
   std::shared_ptr<Request> take_match(int peer, const Header& header);
+  std::shared_ptr<Request> take_receive(Request& receive);
   bool held(const Request& receive) const;
   void hold_back(Request& receive);
   bool is_sent_from(const unsigned char* data, uint64_t nbytes) const;
   void deliver_held();
-  bool deliver_unexpected(Receives::iterator receive);
+  bool deliver_unexpected(Request& receive);
   template <class Wait>
   FaultKind probing(Waiter& waiting, Wait wait);
   std::optional<MessageEnvelope> progress_to(int peer, int tag);
   std::optional<MessageEnvelope> first_unexpected(int peer, int tag) const;
-  bool has_earlier_receive(int peer, int tag) const;
   void deliver(Request& request, int peer, const Header& header, const unsigned char* bytes);
-  void send_to_self(const std::shared_ptr<Request>& sent);
+  void deliver(Request& request, UnexpectedMessage& message);
+  void send_to_self(const std::shared_ptr<Request>& send);
   void refuse(Request& request, int peer, const Header& header);
   void finish(Request& request, FaultKind fault);
   void fail_all(FaultKind fault);
   FaultKind out_of_memory(Waiter& waiter);
   bool idle() const { return unfinished_requests_ == 0; }
+  void wake_others(uint64_t ended, int waiting_here);
+  bool callers_are_away(std::unique_lock<std::mutex>& lock);
+  void serve_while_away(Waiter& waiting);
   void begin_wait(Waiter& waiter, int& awaited);
 
   Waiter waiter(WaitPolicy wait_policy);
@@ -205,13 +257,21 @@ class Channels {
   const WaitPolicy wait_policy_, background_wait_policy_;
   std::mutex mutex_;
   std::vector<std::deque<std::shared_ptr<Request>>> sends_;  // per receiver, in order
+  size_t open_sends_ = 0;                                    // sends that are not done
+  AddressRange sent_from_;                                   // contains their memory
   Receives receives_;                                        // not yet matched, in order
+  MatchTable<Request> posted_;                               // these, by source and tag
+  uint64_t receives_posted_ = 0;                             // ever
   size_t held_ = 0;                                          // of these, those with `readers`
   bool released_ = false;                                    // one was cancelled: others get what it would
   ReceiveBuffers receive_buffers_;
   std::vector<IncomingMessage> incoming_;
   std::vector<uint64_t> zero_copy_sends_;  // messages sent with zero copy to each rank
   Unexpected unexpected_;
+  MatchTable<UnexpectedMessage> kept_;         // of them, those that no receive gets
+  std::atomic<bool> has_unexpected_{false};    // for callers without the lock
+  std::atomic<int> first_looked_at_{0};        // of the ranks of this host, by a receive from any
+  size_t waiting_offers_ = 0;                  // of them, those that wait in their sender
   std::vector<Offers> offers_;              // by peer
   bool may_store_ = false;                  // there may be room for an offer
   bool has_answers_ = false;                // what has arrived made something to send
@@ -219,7 +279,10 @@ class Channels {
   SocketStreams streams_;
   ControlPlane* const control_;
   size_t unfinished_requests_ = 0;                          // requests that are not done
-  uint64_t request_epoch_ = 0;                              // requests posted or ended
+  uint64_t caller_epoch_ = 0, ended_ = 0;                   // requests that callers posted; that ended
+  std::atomic<int> waiting_callers_{0};                     // threads in `wait` or `probe`
+  Nanoseconds next_deadline_ = INT64_MAX;                   // no open request has an earlier one
+  bool asleep_ = false;                                     // the thread waits to be notified
   Fault memory_fault_{FaultKind::kNoMemory, rank_, rank_};  // `rank`: whose message cannot be kept
   bool failed_ = false;  // after a fault: the messages in the rings can no longer be separated
   std::atomic<bool> has_open_transfers_{false};

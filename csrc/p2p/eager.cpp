@@ -86,34 +86,101 @@ bool Channels::send_now(int peer, int tag, uint32_t form, const void* data, size
                               {static_cast<const unsigned char*>(data), nbytes});
 }
 
+// ---- the receiver ----------------------------------------------------------------------------------
+
+// A rank of this host from which bytes have arrived; -1: there is none. From any rank: each in turn is the first.
+int Channels::arrived_from(int wanted) {
+  if (wanted >= 0)
+    return wanted != rank_ && group_.on_this_host(wanted) && streams_.has_arrived(wanted) ? wanted : -1;
+  if (group_.spans_hosts()) return -1;
+  const int ranks = group_.ranks(), first = first_looked_at_.load(std::memory_order_relaxed);
+  for (int i = 0; i < ranks; ++i) {
+    const int peer = first + i < ranks ? first + i : first + i - ranks;
+    if (peer == rank_ || !streams_.has_arrived(peer)) continue;
+    first_looked_at_.store(peer + 1 < ranks ? peer + 1 : 0, std::memory_order_relaxed);
+    return peer;
+  }
+  return -1;
+}
+
+// Whether the front of the ring from `peer` is the header of the next message: nothing of it has been read.
+bool Channels::front_is_next(int peer) {
+  const IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
+  return !incoming.arriving && incoming.header_moved == 0;
+}
+
 bool Channels::receive_now(Request& wanted, int spins) {
-  const int peer = wanted.peer;
-  if (peer < 0 || peer == rank_ || !group_.on_this_host(peer)) return false;
   if (wanted.exact && wanted.nbytes > kEagerBytes) return false;
-  for (int i = 0; !streams_.has_arrived(peer); ++i) {
+  wanted.raw = raw;
+  if (has_unexpected_.load(std::memory_order_relaxed) && receive_kept(wanted)) return true;
+  int peer = arrived_from(wanted.peer);
+  for (int i = 0; peer < 0; ++i, peer = arrived_from(wanted.peer)) {
     if (i >= spins) return false;
     cpu_pause();
   }
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) return false;
-  const IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
-  if (!idle() && is_sent_from(wanted.data, wanted.nbytes)) return false;
-  if (!is_running() || !receives_.empty() || !unexpected_.empty() || incoming.arriving ||
-      incoming.header_moved > 0)
-    return false;
+  if (!lock || !is_running() || !front_is_next(peer)) return false;
+  if (kept_.first(wanted.peer, wanted.tag) != nullptr) return false;
+  if (open_sends_ > 0 && is_sent_from(wanted.data, wanted.nbytes)) return false;
+  return receive_front(peer, wanted);
+}
+
+// Takes a whole message that was kept.
+bool Channels::receive_kept(Request& wanted) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || !is_running() || held_ > 0) return false;
+  const MessageLink* const link = kept_.first(wanted.peer, wanted.tag);
+  if (link == nullptr || (open_sends_ > 0 && is_sent_from(wanted.data, wanted.nbytes))) return false;
+  UnexpectedMessage& message = *link->entry;
+  if (!message.whole || message.header.nbytes > kEagerBytes || !wanted.takes(message.header)) return false;
+  wanted.peer = message.peer;
+  wanted.tag = message.header.tag;
+  wanted.accept(message.header, std::move(message.bytes));
+  erase_unexpected(message.place);
+  return true;
+}
+
+// Takes the message at the front of a ring, unless it is another one's.
+bool Channels::receive_front(int peer, Request& wanted) {
   Header header{};
   const auto buffer_of = [&]() -> std::optional<std::span<unsigned char>> {
     if (header.frame() != MessageFrame::kMessage || header.zero_copy() || header.nbytes > kEagerBytes ||
         !wanted.takes(header))
       return std::nullopt;
     if (!matches(peer, wanted.tag, peer, header.tag)) return std::nullopt;
+    if (first_match(peer, header.tag) != nullptr) return std::nullopt;
     wanted.accept(header);
     return std::span(wanted.data, header.nbytes);
   };
   if (!streams_.read_whole(peer, {reinterpret_cast<unsigned char*>(&header), sizeof header}, buffer_of))
     return false;
+  wanted.peer = peer;
   wanted.tag = header.tag;
   return true;
+}
+
+bool Channels::peek_now(int peer, int tag, int spins, std::optional<MessageEnvelope>& found) {
+  for (int i = 0; !has_unexpected_.load(std::memory_order_relaxed) && arrived_from(peer) < 0; ++i) {
+    if (i >= spins) return false;
+    cpu_pause();
+  }
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || !is_running() || held_ > 0) return false;
+  if (const MessageLink* const link = kept_.first(peer, tag)) {
+    found = envelope(link->entry->peer, link->entry->header);
+    return true;
+  }
+  const int source = arrived_from(peer);
+  if (source < 0 || !front_is_next(source)) return false;
+  Header header{};
+  streams_.read_whole(source, {reinterpret_cast<unsigned char*>(&header), sizeof header}, [&] {
+    const bool zero_copy = group_.region().zero_copy();
+    if (header.frame() == MessageFrame::kMessage && check(header, zero_copy).kind == FrameErrorKind::kNone &&
+        matches(peer, tag, source, header.tag) && first_match(source, header.tag) == nullptr)
+      found = envelope(source, header);
+    return std::optional<std::span<unsigned char>>();
+  });
+  return found.has_value();
 }
 
 }  // namespace unisono

@@ -14,9 +14,8 @@ namespace unisono {
 bool Channels::write_header(int peer, Request& request) {
   if (request.header_moved == 0) {
     // One that has begun a zero-copy transfer stays what it is, though there was no room for its header.
-    if (request.frame == MessageFrame::kMessage && !request.zero_copy &&
-        (request.synchronous || must_offer(peer, request))) {
-      request.frame = MessageFrame::kOffer;
+    if (request.frame == MessageFrame::kMessage && !request.zero_copy && must_offer(peer, request)) {
+      request.frame = request.synchronous ? MessageFrame::kSynchronousOffer : MessageFrame::kOffer;
       request.number = ++offers(peer).made;
     }
     const bool moves = request.frame == MessageFrame::kMessage || request.frame == MessageFrame::kGranted;
@@ -24,11 +23,11 @@ bool Channels::write_header(int peer, Request& request) {
   }
   if (request.header_moved == sizeof(Header)) return true;
   const bool numbered = request.frame == MessageFrame::kGrant || request.frame == MessageFrame::kGranted;
-  const bool held = request.synchronous && request.frame == MessageFrame::kOffer;
   const Header header{numbered ? request.number : request.nbytes, request.tag,
-                      Header::of(request.form, held ? MessageFrame::kSynchronousOffer : request.frame,
-                                 request.zero_copy)};
-  const bool more = request.nbytes > 0 && request.frame != MessageFrame::kOffer;
+                      Header::of(request.form, request.frame, request.zero_copy)};
+  const bool offers_only =
+      request.frame == MessageFrame::kOffer || request.frame == MessageFrame::kSynchronousOffer;
+  const bool more = request.nbytes > 0 && !offers_only;
   const auto* const head = reinterpret_cast<const unsigned char*>(&header);
   request.header_moved +=
       streams_.write(peer, head + request.header_moved, sizeof header - request.header_moved, more);
@@ -64,7 +63,8 @@ void Channels::tell(int peer, MessageFrame frame, uint64_t number) {
   const bool begun = !queue.empty() && queue.front()->header_moved > 0;
   const auto first = queue.begin() + (begun ? 1 : 0);
   const auto behind = std::find_if(first, queue.end(), [](const auto& request) {
-    return request->frame <= MessageFrame::kOffer || request->frame == MessageFrame::kGranted;
+    return request->frame <= MessageFrame::kOffer || request->frame == MessageFrame::kGranted ||
+           request->frame == MessageFrame::kSynchronousOffer;
   });
   queue.insert(behind, std::move(told));  // in order: kRoom comes after the kFull that it ends
   has_answers_ = true;
@@ -96,9 +96,10 @@ bool Channels::take_frame(int peer) {
 
 void Channels::place_offer(int peer, const Header& header) {
   const Header plain{header.nbytes, header.tag, header.form()};
-  const auto message = unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, plain, nullptr});
-  message->number = ++offers(peer).received;
+  const auto message = add_unexpected(peer, plain, nullptr);
+  ++waiting_offers_;
   message->synchronous = header.frame() == MessageFrame::kSynchronousOffer;
+  message->number = ++offers(peer).received;
   if (const std::shared_ptr<Request> request = take_match(peer, plain))
     grant_to(request, message);
   else
@@ -115,6 +116,7 @@ bool Channels::grant_to(const std::shared_ptr<Request>& request, Unexpected::ite
     refuse(*request, peer, header);
     return true;
   }
+  take_unexpected(*message);
   message->request = request;
   allocate(peer, header, [&] { request->accept(header); });
   grant(message);
@@ -123,6 +125,7 @@ bool Channels::grant_to(const std::shared_ptr<Request>& request, Unexpected::ite
 
 void Channels::grant(Unexpected::iterator message) {
   message->asked = true;
+  --waiting_offers_;
   offers(message->peer).asked[message->number] = message;
   tell(message->peer, MessageFrame::kGrant, message->number);
 }

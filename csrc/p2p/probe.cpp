@@ -6,18 +6,13 @@
 
 namespace unisono {
 
-// Whether an earlier receive will get this message.
-bool Channels::has_earlier_receive(int peer, int tag) const {
-  return std::ranges::any_of(
-      receives_, [&](const auto& request) { return matches(request->peer, request->tag, peer, tag); });
-}
-
 // The first message that no receive gets, also one that is arriving or waits in its sender.
 std::optional<MessageEnvelope> Channels::first_unexpected(int peer, int tag) const {
-  for (const UnexpectedMessage& message : unexpected_)
-    if (!message.request && matches(peer, tag, message.peer, message.header.tag) &&
-        (held_ == 0 || !has_earlier_receive(message.peer, message.header.tag)))
+  for (const MessageLink* link = kept_.first(peer, tag); link != nullptr; link = kept_.after(*link)) {
+    const UnexpectedMessage& message = *link->entry;
+    if (held_ == 0 || first_match(message.peer, message.header.tag) == nullptr)
       return envelope(message.peer, message.header);
+  }
   for (int source = 0; source < static_cast<int>(incoming_.size()); ++source) {
     const IncomingMessage& one = incoming_[static_cast<size_t>(source)];
     if (one.arriving && one.unmatched && matches(peer, tag, source, one.header.tag))
@@ -28,7 +23,9 @@ std::optional<MessageEnvelope> Channels::first_unexpected(int peer, int tag) con
 
 std::optional<MessageEnvelope> Channels::progress_to(int peer, int tag) {
   const std::lock_guard lock(mutex_);
+  const uint64_t ended = ended_;
   progress();
+  wake_others(ended, 1);
   return first_unexpected(peer, tag);
 }
 
@@ -48,8 +45,10 @@ FaultKind Channels::probing(Waiter& waiting, Wait wait) {
 
 // A rank sends all messages before it sets `left`: load `left` first, then check for the message again.
 FaultKind Channels::probe_now(int peer, int tag, std::optional<MessageEnvelope>& found) {
+  const WaitingCaller waits(waiting_callers_);
   Waiter waiting = waiter(wait_policy_);
   waiting.begin(0, 0, INT64_MAX);
+  waiting.expect_own_messages();
   return probing(waiting, [&] {
     if ((found = progress_to(peer, tag))) return FaultKind::kNone;
     const bool left = waiting.has_left(peer);
@@ -58,8 +57,20 @@ FaultKind Channels::probe_now(int peer, int tag, std::optional<MessageEnvelope>&
   });
 }
 
+FaultKind Channels::advance() {
+  Waiter waiting = waiter(wait_policy_);
+  return probing(waiting, [&] {
+    const std::lock_guard lock(mutex_);
+    const uint64_t ended = ended_;
+    progress();
+    wake_others(ended, 1);
+    return FaultKind::kNone;
+  });
+}
+
 FaultKind Channels::probe(int peer, int tag, Nanoseconds deadline, const std::function<bool()>* interrupt,
                           std::optional<MessageEnvelope>& found) {
+  const WaitingCaller waits(waiting_callers_);
   Waiter waiting = waiter(wait_policy_);
   waiting.begin(0, 0, INT64_MAX);
   waiting.set_interrupt(interrupt);
@@ -78,20 +89,18 @@ FaultKind Channels::probe(int peer, int tag, Nanoseconds deadline, const std::fu
 
 bool Channels::cancel(Request& request) {
   const std::lock_guard lock(mutex_);
-  const auto found =
-      std::ranges::find_if(receives_, [&](const auto& posted) { return posted.get() == &request; });
-  if (found == receives_.end()) return false;
-  const std::shared_ptr<Request> posted = std::move(*found);
-  receives_.erase(found);
+  if (request.link.entry == nullptr) return false;  // it is not among the receives
+  const uint64_t ended = ended_;
+  const std::shared_ptr<Request> posted = take_receive(request);
   if (!posted->readers.empty()) {
     --held_;
     released_ = true;
-    streams_.wake();
   }
   posted->readers.clear();
-  posted->seen.store(true, std::memory_order_relaxed);
   posted->cancelled = true;
   finish(*posted, FaultKind::kNone);
+  see(*posted);
+  wake_others(ended, 0);
   return true;
 }
 

@@ -57,7 +57,7 @@ void Channels::accept_message(int peer) {
     refuse(request, peer, header);
     incoming.request = nullptr;
   }
-  incoming.message = unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, header, nullptr});
+  incoming.message = add_unexpected(peer, header, nullptr);
   store(peer, header, *incoming.message);
 }
 
@@ -66,6 +66,7 @@ void Channels::store(int peer, const Header& header, UnexpectedMessage& message)
   allocate(peer, header, [&] { message.bytes.reset(new unsigned char[header.nbytes]); });
   uint64_t& stored = unexpected_bytes_[static_cast<size_t>(peer)];
   stored += header.nbytes + kUnexpectedOverhead;
+  message.counted = true;
   if (stored > kFullBytes && !std::exchange(offers(peer).told_full, true)) tell(peer, MessageFrame::kFull);
 }
 
@@ -77,15 +78,35 @@ bool Channels::can_store(int peer, uint64_t nbytes) const {
   return wanted <= kUnexpectedBytes + sending;
 }
 
+Channels::Unexpected::iterator Channels::add_unexpected(int peer, const Header& header,
+                                                        std::unique_ptr<unsigned char[]> bytes) {
+  const auto message = unexpected_.insert(unexpected_.end(), UnexpectedMessage{peer, header, std::move(bytes)});
+  message->place = message;
+  auto link = message->links.begin();
+  for (const int source : {peer, kAnyRank})
+    for (const int tag : {int{header.tag}, any_tag_like(header.tag)})
+      kept_.append(*link++, source, tag, *message);
+  has_unexpected_.store(true, std::memory_order_relaxed);
+  return message;
+}
+
+// A receive gets it.
+void Channels::take_unexpected(UnexpectedMessage& message) {
+  for (MessageLink& link : message.links) kept_.remove(link);
+  if (const auto sender = std::exchange(message.sender, nullptr)) finish(*sender, FaultKind::kNone);
+}
+
 void Channels::erase_unexpected(Unexpected::iterator message) {
   const int peer = message->peer;
-  if (peer != rank_ && message->stored()) {
+  take_unexpected(*message);
+  if (message->counted) {
     uint64_t& stored = unexpected_bytes_[static_cast<size_t>(peer)];
     stored -= message->header.nbytes + kUnexpectedOverhead;
     if (stored <= kRoomBytes && std::exchange(offers(peer).told_full, false)) tell(peer, MessageFrame::kRoom);
     may_store_ = true;
   }
   unexpected_.erase(message);
+  has_unexpected_.store(!unexpected_.empty(), std::memory_order_relaxed);
 }
 
 template <class Make>
@@ -95,7 +116,7 @@ void Channels::allocate(int peer, const Header& header, Make make) {
   } catch (const std::bad_alloc&) {
     failed_ = true;  // the header is lost: the next one cannot be found
     memory_fault_.rank = peer;
-    memory_fault_.size_mismatch = {header.tag, header.form(), header.form(), 0, header.nbytes};
+    memory_fault_.size_mismatch = {plain_tag(header.tag), header.form(), header.form(), 0, header.nbytes};
     throw;
   }
 }
@@ -135,7 +156,7 @@ void Channels::finish_incoming(int peer) {
   message.whole = true;
   if (!message.request) message.request = take_match(peer, incoming.header);
   if (!message.request) return;
-  deliver(*message.request, peer, incoming.header, message.bytes.get());
+  deliver(*message.request, message);
   erase_unexpected(incoming.message);
 }
 
@@ -147,6 +168,7 @@ bool Channels::held(const Request& receive) const {
 }
 
 void Channels::hold_back(Request& receive) {
+  if (!sent_from_.overlaps(receive.data, receive.nbytes)) return;
   each_send([&](const auto& send) {
     if (overlap(receive.data, receive.nbytes, send->data, send->nbytes)) receive.readers.push_back(send);
   });
@@ -155,6 +177,7 @@ void Channels::hold_back(Request& receive) {
 
 bool Channels::is_sent_from(const unsigned char* data, uint64_t nbytes) const {
   bool found = false;
+  if (!sent_from_.overlaps(data, nbytes)) return found;
   each_send([&](const auto& send) { found = found || overlap(data, nbytes, send->data, send->nbytes); });
   return found;
 }
@@ -163,13 +186,12 @@ bool Channels::is_sent_from(const unsigned char* data, uint64_t nbytes) const {
 void Channels::deliver_held() {
   released_ = false;
   for (bool again = true; std::exchange(again, false);) {
-    for (auto receive = receives_.begin(); receive != receives_.end(); ++receive) {
-      Request& request = **receive;
+    for (const auto& receive : receives_) {
+      Request& request = *receive;
       if (held(request)) continue;
       if (!request.readers.empty()) --held_;
       request.readers.clear();
-      if (!deliver_unexpected(receive)) continue;
-      receives_.erase(receive);
+      if (!deliver_unexpected(request)) continue;
       again = true;
       break;
     }

@@ -2,20 +2,21 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
+#include <list>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "p2p/match_table.hpp"
 #include "protocol/frames.hpp"
+#include "protocol/message_tag.hpp"
 #include "protocol/waiter.hpp"
 
 namespace unisono {
 
 constexpr int kAnyRank = -1;
-constexpr int kAnyTag = -1;
-// The upper bits of a tag may number a context: the traffic of one communicator. A receive with the tag
-// `any_tag_of(context)` matches all tags of that context, and no others.
-constexpr int kTagBits = 20;
-constexpr int any_tag_of(int context) { return kAnyTag - 1 - context; }
+constexpr uint32_t kAnyForm = UINT32_MAX;  // no message has it
 
 // Whether two ranges of memory share a byte.
 inline bool overlap(const unsigned char* one, uint64_t nbytes, const unsigned char* other, uint64_t length) {
@@ -26,22 +27,26 @@ inline bool overlap(const unsigned char* one, uint64_t nbytes, const unsigned ch
 struct Request {
   bool sending;
   int peer;  // receive: kAnyRank until matched
-  int tag;
-  uint32_t form;
+  int tag;  // as it travels, see message_tag.hpp
+  uint32_t form;  // receive: kAnyForm until matched
   unsigned char* data;
   uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
   Nanoseconds deadline = INT64_MAX;
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
   bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
+  bool synchronous = false;  // send: done only when a receive has matched it
   bool exact = false;      // receive: a shorter message is refused, too
-  bool raw = false;          // receive: bytes of any form; a longer message goes into memory of its own
-  bool synchronous = false;  // send: its bytes wait until a receive matches
+  bool raw = false;        // receive: of any form; the bytes of a longer message go into memory of its own
   bool sized = false;      // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;         // that memory
   bool cancelled = false;                       // set before `done`
   MessageFrame frame = MessageFrame::kMessage;  // send: what it writes next
   uint64_t number = 0;                          // of its offer
+  // Receive, until matched: its place in the order of receives, and among those with its source and tag.
+  std::list<std::shared_ptr<Request>>::iterator place;
+  uint64_t order = 0;
+  MatchTable<Request>::Link link;
   // Receive: sends under way that read its buffer. It is held back until they are done.
   std::vector<std::shared_ptr<Request>> readers;
   std::atomic<bool> seen{false};  // the caller knows that it is done
@@ -49,15 +54,21 @@ struct Request {
   std::atomic<bool> done{false};
 
   bool takes(const MessageHeader& header) const {
-    return raw || (form == header.form() && (sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes)));
+    if (raw) return true;
+    if (form != header.form() && form != kAnyForm) return false;
+    return sized || (exact ? nbytes == header.nbytes : nbytes >= header.nbytes);
   }
-  // A message that it takes is its own now. Throws std::bad_alloc.
-  void accept(const MessageHeader& header) {
-    const bool fits = !sized && header.nbytes <= nbytes;
+  // A message that it takes is its own now; `kept`: its bytes, if they have come. Throws std::bad_alloc.
+  void accept(const MessageHeader& header, std::unique_ptr<unsigned char[]>&& kept = nullptr) {
+    const bool fits = !sized && nbytes >= header.nbytes;
     nbytes = header.nbytes;
-    if (fits) return;
-    own.reset(new unsigned char[nbytes]);
-    data = own.get();
+    form = header.form();
+    if (!fits) {
+      own = kept ? std::move(kept) : std::unique_ptr<unsigned char[]>(new unsigned char[nbytes]);
+      data = own.get();
+    } else if (kept && nbytes > 0) {
+      std::memcpy(data, kept.get(), nbytes);
+    }
   }
 };
 

@@ -149,11 +149,10 @@ FrameError check(const MessageHeader& header, bool zero_copy) {
   if (static_cast<uint32_t>(header.frame()) >= kMessageFrames)
     return bad(ConnectionKind::kMessages, FrameErrorKind::kKind, static_cast<uint32_t>(header.frame()));
   if (!is_form(header.form())) return bad(ConnectionKind::kMessages, FrameErrorKind::kDType, header.form());
-  if (header.tag < 0)
+  if (!is_travelling_tag(header.tag))
     return bad(ConnectionKind::kMessages, FrameErrorKind::kTag, static_cast<uint32_t>(int32_t{header.tag}));
-  const MessageFrame frame = header.frame();
-  const bool has_length = frame == MessageFrame::kMessage || frame == MessageFrame::kOffer ||
-                          frame == MessageFrame::kSynchronousOffer;
+  const bool has_length = header.frame() == MessageFrame::kMessage || header.frame() == MessageFrame::kOffer ||
+                          header.frame() == MessageFrame::kSynchronousOffer;
   const uint64_t item = has_length ? itemsize(static_cast<DType>(dtype_of_form(header.form()))) : 1;
   if (header.nbytes > kMostBytes || header.nbytes % item != 0)
     return bad(ConnectionKind::kMessages, FrameErrorKind::kLength, header.nbytes);

@@ -12,6 +12,7 @@
 #include "kernels/dtype.hpp"
 #include "protocol/frame_error.hpp"
 #include "protocol/group_state.hpp"
+#include "protocol/message_tag.hpp"
 
 namespace unisono {
 
@@ -63,9 +64,9 @@ bool is_form(uint32_t form);
 // ----
 
 // kMessage: the bytes of a message follow. kOffer: a message whose bytes wait in the sender. kGrant: its
-// receiver asks for them. kGranted: they follow. kFull: offer all further messages, until kRoom. Offers are
-// counted from 1 on; kGrant and kGranted carry that number as `nbytes`. kSynchronousOffer: only a receive that
-// matches may ask for them.
+// receiver asks for them. kGranted: they follow. kFull: offer all further messages, until kRoom.
+// kSynchronousOffer: an offer whose bytes a receive alone asks for, however much room there is. Offers are
+// counted from 1 on; kGrant and kGranted carry that number as `nbytes`.
 enum class MessageFrame : uint32_t { kMessage, kOffer, kGrant, kGranted, kFull, kRoom, kSynchronousOffer };
 constexpr uint32_t kMessageFrames = 7;
 

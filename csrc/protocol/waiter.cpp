@@ -259,7 +259,7 @@ bool Waiter::has_left(int awaited) const {
            (group_.on_this_host(rank) || sockets_->ended(rank));
   };
   if (awaited >= 0) return left(awaited);
-  if (fingerprint_ != 0 || group_.ranks() == 1) return false;
+  if (fingerprint_ != 0 || group_.ranks() == 1 || expects_own_messages_) return false;
   for (int rank = 0; rank < group_.ranks(); ++rank)
     if (rank != rank_ && !left(rank)) return false;
   return true;

@@ -101,6 +101,7 @@ class ReleasableLock {
  public:
   virtual ~ReleasableLock() = default;
   virtual void release() = 0;
+  virtual bool held() const = 0;
 };
 
 struct WaitPolicy {
@@ -139,6 +140,8 @@ class Waiter {
   }
   void set_wait_policy(WaitPolicy wait_policy) { wait_policy_ = wait_policy; }
   void set_interrupt(const std::function<bool()>* interrupted) { interrupted_ = interrupted; }
+  // A message from any rank may also come from this rank itself, of another thread or later.
+  void expect_own_messages() { expects_own_messages_ = true; }
   void set_caller_lock(ReleasableLock* caller_lock) { caller_lock_ = caller_lock; }
   // What a Timeout tells of the awaited rank.
   void set_window(WindowWait window) { window_ = window; }
@@ -202,6 +205,7 @@ class Waiter {
   ControlPlane* const control_;
   const std::function<bool()>* interrupted_ = nullptr;
   ReleasableLock* caller_lock_ = nullptr;
+  bool expects_own_messages_ = false;
   std::span<const int> sources_;
   uint64_t seq_ = 0;
   uint64_t fingerprint_ = 0;

@@ -46,6 +46,14 @@ std::optional<DType> dtype_of(const NumpyDescr& descr) {
       return sizeof(long) == 8 ? DType::kI64 : DType::kI32;
     case 'q':
       return DType::kI64;
+    case 'H':
+      return DType::kU16;
+    case 'I':
+      return DType::kU32;
+    case 'L':
+      return sizeof(long) == 8 ? DType::kU64 : DType::kU32;
+    case 'Q':
+      return DType::kU64;
     case 'e':
       return DType::kF16;
     case 'f':

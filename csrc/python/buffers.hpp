@@ -3,6 +3,7 @@
 
 #include <array>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "python/bindings.hpp"
@@ -79,7 +80,7 @@ struct CallBuffers {
     if (!seen || (count > 0 && seen->dtype != dtype)) return false;
     if (seen->exported) {
       PyObject* const one = buffer.ptr();  // NumPy's scalars: Python makes numbers of them
-      if (PyFloat_Check(one) || PyComplex_Check(one) || PyLong_Check(one)) return false;
+      if (PyFloat_Check(one) || PyComplex_Check(one) || PyLong_Check(one) || is_numpy_scalar(one)) return false;
       nanobind::object view = view_of(buffer);
       if (!view.is_valid()) return false;
       kept_[kept_count_++] = view.release().ptr();
@@ -88,6 +89,11 @@ struct CallBuffers {
     readonly |= seen->readonly;
     extents[count++] = {reinterpret_cast<unsigned char*>(seen->address), static_cast<size_t>(seen->numel)};
     return true;
+  }
+
+  static bool is_numpy_scalar(PyObject* one) {
+    const std::string_view name = Py_TYPE(one)->tp_name;
+    return name.starts_with("numpy.") && name != "numpy.ndarray";
   }
 
   // The copy lies in a private bytes object.

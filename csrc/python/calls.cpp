@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "python/call_cache.hpp"
+#include "python/message_work.hpp"
 #include "python/messages.hpp"
 
 namespace nb = nanobind;
@@ -74,8 +75,14 @@ std::vector<BufferExtent> by_block(const std::vector<BufferExtent>& extents, siz
 // The native base class of `unisono.Group`: runs its calls, and remembers those that were checked.
 class GroupBase {
  public:
-  GroupBase(nb::object planner, nb::object engine, double timeout_s)
-      : planner(std::move(planner)), timeout_s_(timeout_s), engine_(std::move(engine)), slots_(kSlots) {}
+  // context, original: of a duplicate, see `Group.duplicate`.
+  GroupBase(nb::object planner, nb::object engine, double timeout_s, int context, nb::object original)
+      : planner(std::move(planner)),
+        context_(context),
+        original_(std::move(original)),
+        timeout_s_(timeout_s),
+        engine_(std::move(engine)),
+        slots_(kSlots) {}
 
   GroupBase(const GroupBase&) = delete;
   GroupBase& operator=(const GroupBase&) = delete;
@@ -153,7 +160,7 @@ class GroupBase {
           !call_cache::disjoint(made, *read.buffers))
         return {};
       written = {&made, outcome.owner};
-    } else if (out.number) {
+    } else if (returned == ResultKind::kNumber) {
       outcome = {out.kept(), out.extents[0].data, operation.dtype};
     }
     CollectiveCall call = operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
@@ -218,14 +225,41 @@ class GroupBase {
   // Sends (True) or receives (the Status) a message. None: Python has to do it; nothing has happened.
   // `now`: only if the message can be passed at once and has the size of the buffer.
   nb::object pass(PyObject* const* arguments, bool sending, bool now,
-                  MessageKind kind = MessageKind::kArray) {
+                  MessageContents contents = MessageContents::kArray) {
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    MessageCall message{sending, kind, now, default_timeout_s()};
+    MessageCall message{sending, contents, now, default_timeout_s(), context_};
     if (!message.read(arguments, engine)) return nb::none();
     if (now) return message.pass_now(engine) ? message.outcome() : nb::none();
-    return pass(engine, message, arguments[0]);
+    return message.sent(engine) ? message.outcome() : pass(engine, message, arguments[0]);
+  }
+  // Begins to send or to receive; the work. None as above, also where the memory is in use.
+  nb::object begin(PyObject* const* arguments, bool sending, bool exact) {
+    static InternedName isend{"isend"}, irecv{"irecv"};
+    const nb::object alive = this->engine();
+    if (alive.is_none()) return nb::none();
+    Engine& engine = *nb::inst_ptr<Engine>(alive);
+    MessageCall message{sending, MessageContents::kArray, exact, default_timeout_s(), context_};
+    if (!message.read(arguments, engine)) return nb::none();
+    MessageName name{nb::borrow((sending ? isend : irecv).get()), message.tag()};
+    if (message.sent(engine)) return make_message_work(planner, alive, std::move(name));
+    nb::object made = make_message_work(planner, alive, std::move(name), message.request(),
+                                        BufferReferences{nb::borrow(arguments[0]), {}, message.kept(), {}},
+                                        message.timeout_s);
+    MessageWork& work = *nb::inst_ptr<MessageWork>(made);
+    work.outlive_call();
+    if (!work.post()) return nb::none();
+    if (!work.ended()) work.detach();
+    return made;
+  }
+  // The `Status` of the message that a receive would get, if it has come or comes within a moment; or None.
+  nb::object peek(PyObject* const* arguments) {
+    const nb::object alive = this->engine();
+    if (alive.is_none()) return nb::none();
+    Engine& engine = *nb::inst_ptr<Engine>(alive);
+    MessageCall message{false, MessageContents::kBytes, false, default_timeout_s(), context_, "probe"};
+    return message.read(arguments, engine) ? message.peeked(engine) : nb::none();
   }
   // Sends a message that can be sent at once, then receives one; None as above. What is sent is copied first:
   // both may share memory. Arguments: x, dst, tag, timeout, out, src.
@@ -235,8 +269,8 @@ class GroupBase {
     Engine& engine = *nb::inst_ptr<Engine>(alive);
     engine.check_process();  // before a lock that another thread may have held at the fork
     PyObject* const source[] = {arguments[4], arguments[5], arguments[2], arguments[3]};
-    MessageCall sent{true, MessageKind::kArray, true, default_timeout_s()};
-    MessageCall received{false, MessageKind::kArray, false, default_timeout_s(), "sendrecv"};
+    MessageCall sent{true, MessageContents::kArray, true, default_timeout_s(), context_};
+    MessageCall received{false, MessageContents::kArray, false, default_timeout_s(), context_, "sendrecv"};
     if (!received.read(source, engine) || !sent.read(arguments, engine)) return nb::none();
     if (!received.unshared(engine) || !sent.pass_now(engine)) return nb::none();
     nb::object status = pass(engine, received, source[0]);
@@ -270,6 +304,7 @@ class GroupBase {
   // group. It takes no lock: a free-threaded Python has stopped all threads, and stops none that holds it.
   int visit(visitproc visit, void* arg) {
     Py_VISIT(planner.ptr());
+    Py_VISIT(original_.ptr());
     for (const CachedCall& known : slots_)
       for (const nb::object& word : known.kept) Py_VISIT(word.ptr());
     for (const auto& list : lists_)
@@ -369,7 +404,7 @@ class GroupBase {
                    CallResult outcome, const nb::object& note, Keep keep, bool async, double timeout_s) {
     const bool brief = nbytes <= kBriefBytes;
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    release_ended();
+    (original_.is_none() ? *this : *nb::inst_ptr<GroupBase>(original_)).release_ended();
     if (async) {
       BufferReferences kept = keep();
       kept.hold_storages();
@@ -408,7 +443,9 @@ class GroupBase {
     works_.pop_front();
     return ended;
   }
+  // A duplicate may be closed while its works are under way: the original keeps them.
   void keep_work(const nb::object& work) {
+    if (!original_.is_none()) return nb::inst_ptr<GroupBase>(original_)->keep_work(work);
     const nb::ft_lock_guard held(lock_);
     works_.push_back(work);
   }
@@ -436,7 +473,9 @@ class GroupBase {
     const bool allocates = bound.returned > ResultKind::kNumber;
     if (allocates && (bound.operation.checks_out || bound.operation.checks_in))
       return;  // see `CachedCall::codes`
-    if (out.number != (bound.returned == ResultKind::kNumber)) return;
+    if (bound.returned == ResultKind::kScalar || (bound.returned == ResultKind::kNumber && !out.number) ||
+        (allocates && out.number))
+      return;
     // The buffers may have changed since they were checked, if the caller has other threads.
     const CallBuffers& read = allocates && in.count == 0 ? out : in;
     if (!call_cache::same_buffers(bound.sendbuf, read) ||
@@ -537,6 +576,8 @@ class GroupBase {
   static constexpr size_t kPlaces = 8;  // so many calls may want one slot before one has to be checked again
   static constexpr size_t kLists = 16;  // coalesced calls that are remembered
   const nb::handle work_type_ = nb::type<CollectiveWork>();
+  const int context_;
+  const nb::object original_;
   std::atomic<double> timeout_s_;
   mutable nb::ft_mutex lock_;  // of all that follows; no Python code runs under it
   nb::object engine_;
@@ -569,11 +610,24 @@ nb::object receive(GroupBase& calls, PyObject* const* arguments) {
   return calls.pass(arguments, false, false);
 }
 nb::object send_object(GroupBase& calls, PyObject* const* arguments) {
-  return calls.pass(arguments, true, false, MessageKind::kObject);
+  return calls.pass(arguments, true, false, MessageContents::kObject);
 }
 nb::object receive_object(GroupBase& calls, PyObject* const* arguments) {
-  return calls.pass(arguments, false, false, MessageKind::kObject);
+  return calls.pass(arguments, false, false, MessageContents::kObject);
 }
+nb::object receive_bytes(GroupBase& calls, PyObject* const* arguments) {
+  return calls.pass(arguments, false, false, MessageContents::kBytes);
+}
+nb::object begin_send(GroupBase& calls, PyObject* const* arguments) {
+  return calls.begin(arguments, true, false);
+}
+nb::object begin_receive(GroupBase& calls, PyObject* const* arguments) {
+  return calls.begin(arguments, false, false);
+}
+nb::object begin_whole_receive(GroupBase& calls, PyObject* const* arguments) {
+  return calls.begin(arguments, false, true);
+}
+nb::object peek(GroupBase& calls, PyObject* const* arguments) { return calls.peek(arguments); }
 nb::object send_now(GroupBase& calls, PyObject* const* arguments) {
   return calls.pass(arguments, true, true);
 }
@@ -610,7 +664,16 @@ PyMethodDef kMethods[] = {
     method<4, send>("_send", "Sends (x, peer, tag, timeout); True, or None: Python has to do it."),
     method<4, receive>("_recv", "Receives (x, peer, tag, timeout); its `Status`, or None as above."),
     method<4, send_object>("_send_object", "As `_send`, the bytes of an object."),
-    method<4, receive_object>("_recv_object", "As `_recv`, with None for x: the bytes of an object."),
+    method<4, receive_object>("_recv_object",
+                              "As `_recv`, with None for x: the bytes of an object, and its `Status`."),
+    method<4, receive_bytes>("_recv_bytes",
+                             "As `_recv`, with None for x: the bytes of any message, and its `Status`."),
+    method<4, begin_send>("_isend", "As `_send`, but begins to; the work."),
+    method<4, begin_receive>("_irecv", "As `_recv`, but begins to; the work."),
+    method<4, begin_whole_receive>("_irecv_all", "As `_irecv`; a message has to fill x."),
+    method<4, peek>("_peek",
+                    "Of (None, peer, tag, None): the `Status` of the message that a receive would get, or None: "
+                    "Python has to look."),
     method<4, send_now>("_send_now", "As `_send`; None also if it cannot be sent at once."),
     method<4, receive_now>("_recv_now", "As `_recv`; None also if it has not arrived, or is shorter."),
     method<6, send_and_receive>(
@@ -652,7 +715,7 @@ CollectiveCall BoundCall::call(double timeout_s) const {
 
 CallResult BoundCall::outcome() const {
   const bool number = returned == ResultKind::kNumber;
-  return {made, number ? out.front().data : nullptr, operation.dtype};
+  return {made, number ? out.front().data : nullptr, operation.dtype, returned == ResultKind::kScalar};
 }
 
 CollectiveCall BoundCall::bound(double timeout_s) const {
@@ -726,6 +789,7 @@ void bind_bound_call(nb::module_& m) {
 void bind_calls(nb::module_& m) {
   nb::enum_<ResultKind>(m, "ResultKind", "What a call returns.")
       .value("NOTHING", ResultKind::kNothing)
+      .value("SCALAR", ResultKind::kScalar, "The call was given a NumPy scalar.")
       .value("NUMBER", ResultKind::kNumber, "The call was given a number.")
       .value("GATHERED", ResultKind::kGathered, "An allocated array: [p, *shape of the input].")
       .value("SAME", ResultKind::kSame, "An allocated array of the input's shape.")
@@ -745,8 +809,10 @@ void bind_calls(nb::module_& m) {
   nb::class_<GroupBase> calls(m, "GroupBase", nb::type_slots(kCollected),
                               "The calls of a group: runs them, and remembers those that were checked.");
   calls
-      .def(nb::init<nb::object, nb::object, double>(), nb::arg("planner"), nb::arg("engine").none(),
-           nb::arg("timeout_s"))
+      .def(nb::init<nb::object, nb::object, double, int, nb::object>(), nb::arg("planner"),
+           nb::arg("engine").none(), nb::arg("timeout_s"), nb::arg("context") = 0,
+           nb::arg("original").none() = nb::none(),
+           "context: of the messages of a duplicate; original: the group of which it is one.")
       .def("_execute", &GroupBase::execute, nb::arg("planned"), nb::arg("async_op"),
            nb::arg("timeout").none(),
            "Runs or starts a `BoundCall`, or several; returns the work, or the result.")

@@ -35,6 +35,7 @@ using Arguments = std::array<PyObject*, kArguments>;
 // What a call returns apart from None.
 enum class ResultKind : uint8_t {
   kNothing,
+  kScalar,    // the call was given a NumPy scalar
   kNumber,    // the call was given a number
   kGathered,  // an allocated array: [p, *shape of the input]
   kSame,      // of the input's shape
@@ -49,9 +50,11 @@ struct CallResult {
   nanobind::object owner = {};            // the array, or what holds the number; invalid: None
   const unsigned char* number = nullptr;  // where it lies
   unisono::DType dtype{};
+  bool scalar = false;  // the array's only element
 
   nanobind::object value() const {
     if (number != nullptr) return load_number(dtype, number);
+    if (scalar) return nanobind::object(owner[0]);
     return owner.is_valid() ? owner : nanobind::none();
   }
 };
@@ -154,6 +157,12 @@ class CollectiveWork {
   bool brief_;
   std::atomic<bool> raised_ = false;
 };
+
+// The line of the innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what it points to.
+unisono::CallSite caller_site(nanobind::object& code);
+
+// Raises the ValueError of a message whose memory a receive under way writes to.
+[[noreturn]] void refuse_memory(const nanobind::object& operation);
 
 // Seconds of a timeout; `otherwise` for None. Python converts or refuses everything but a positive float.
 double seconds(nanobind::handle timeout, double otherwise, nanobind::handle planner);

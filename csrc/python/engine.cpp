@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "python/bindings.hpp"
-#include "python/messages.hpp"
+#include "python/message_work.hpp"
 #include "python/status.hpp"
 
 namespace nb = nanobind;
@@ -81,32 +81,6 @@ OperationDescriptor operation(Engine& engine, const std::vector<int32_t>& code, 
           checks_in};
 }
 
-// nullopt: the memory is in use, see ReceiveBuffers.
-std::optional<std::shared_ptr<Request>> post(Engine& engine, bool sending, int peer, int tag, int dtype,
-                                             bool object, bool exact, Address data, size_t nbytes,
-                                             double timeout_s, bool synchronous = false) {
-  engine.check_process();
-  if (sending || peer != kAnyRank) engine.member(peer);
-  if (tag < (sending ? 0 : engine.raw_messages ? INT32_MIN : kAnyTag)) throw std::invalid_argument("a tag is 0 or more");
-  // The dtype of an array, or the form of codes (their dtype is uint8).
-  if (dtype < 0 || !is_form(static_cast<uint32_t>(dtype)) || (object && dtype >> 8 != 0))
-    throw std::invalid_argument("no such dtype");
-  auto request = std::make_shared<Request>();
-  request->sending = sending;
-  request->exact = exact;
-  request->raw = engine.raw_messages;
-  request->synchronous = synchronous;
-  request->peer = peer;
-  request->tag = tag;
-  request->form = static_cast<uint32_t>(dtype) | (object ? form_of(DType{}, MessageKind::kObject) : 0);
-  request->data = reinterpret_cast<unsigned char*>(data);
-  request->nbytes = nbytes;
-  request->deadline = deadline_after(timeout_s);
-  GilLock gil;
-  if (!engine.channels().post(request, gil)) return std::nullopt;
-  return request;
-}
-
 // (fault, the status of the message if one has arrived).
 using Probed = std::tuple<int, std::optional<Status>>;
 
@@ -146,53 +120,27 @@ void abort_group(Engine& engine) {
   engine.abort(Fault{FaultKind::kAborted, engine.rank(), engine.rank()});
 }
 
-bool receives_into(Engine& engine, Address data, size_t nbytes) {
-  return engine.channels().receive_buffers().overlap(reinterpret_cast<unsigned char*>(data), nbytes);
-}
-
 void bind_messages(nb::class_<Engine>& engine) {
   engine
-      .def("post_send",
-           [](Engine& self, int peer, int tag, int dtype, bool object, Address data, size_t nbytes,
-              double timeout_s, bool synchronous) {
-             return post(self, true, peer, tag, dtype, object, false, data, nbytes, timeout_s, synchronous);
-           },
-           nb::arg("peer"), nb::arg("tag"), nb::arg("dtype"), nb::arg("object"), nb::arg("data"),
-           nb::arg("nbytes"), nb::arg("timeout_s"), nb::arg("synchronous") = false)
-      .def_rw("raw_messages", &Engine::raw_messages,
-              "Receives take bytes of any dtype; of a longer message `own` has the bytes; tags have contexts.")
-      .def("post_recv",
-           [](Engine& self, int peer, int tag, int dtype, bool exact, Address data, size_t nbytes,
-              double timeout_s) {
-             return post(self, false, peer, tag, dtype, false, exact, data, nbytes, timeout_s);
-           })
-      .def("receives_into", &receives_into, nb::arg("data"), nb::arg("nbytes"),
-           "Whether this memory is that of a receive under way, or of one whose end the caller has not seen.")
       .def("look", &look_for, nb::arg("peer"), nb::arg("tag"),
            "(fault, `Status` or None) of the message that a receive would get now.")
       .def("probe", &probe, nb::arg("peer"), nb::arg("tag"), nb::arg("timeout_s"),
            "Waits until `look` finds such a message. After a timeout the group continues.")
+      .def_prop_rw(
+          "raw_messages", [](Engine& self) { return self.channels().raw; },
+          [](Engine& self, bool raw) { self.channels().raw = raw; },
+          "Receives take bytes of any dtype and size: a longer message leaves the buffer as it is. Set it before "
+          "the first message.")
       .def(
-          "cancel",
-          [](Engine& self, Request& request) {
+          "advance",
+          [](Engine& self) {
             self.check_process();
-            return self.channels().cancel(request);
+            return static_cast<int>(self.channels().advance());
           },
-          nb::arg("request"), nb::call_guard<GilRelease>(),
-          "Cancels a receive that no message has matched; False: it cannot.")
-      .def(
-          "hold",
-          [](Engine& self, nb::object buffers) {
-            if (self.has_open_transfers()) buffers.release();  // never freed
-          },
-          nb::arg("buffers").none(),
-          "After a failure: keeps the buffers for ever if a stopped rank may still write to them.")
-      .def("detach",
-           [](Engine& self) {
-             self.check_process();
-             GilLock gil;
-             self.channels().detach(gil);
-           })
+          nb::call_guard<GilRelease>(), "Moves all messages that can be moved now; the kind of fault, if any.")
+      .def_prop_ro(
+          "open_messages", [](Engine& self) { return self.channels().open_requests(); },
+          "Sends and receives that are not done.")
       .def(
           "unexpected",
           [](Engine& self) {
@@ -202,37 +150,7 @@ void bind_messages(nb::class_<Engine>& engine) {
               found.emplace_back(one.source, one.tag, one.form, one.nbytes);
             return found;
           },
-          nb::call_guard<GilRelease>(), "(source, tag, form, bytes) of whole unexpected messages, in order.")
-      .def(
-          "wait_request",
-          [](Engine& self, Request& request, double timeout_s, bool fatal) {
-            self.check_process();
-            return waiting(self, false, [&](ReleasableLock&) {
-              return self.channels().wait(request, deadline_after(timeout_s), fatal, self.interrupt());
-            });
-          },
-          nb::arg("request"), nb::arg("timeout_s"), nb::arg("fatal"));
-}
-
-void bind_request(nb::module_& m) {
-  nb::class_<Request>(m, "Request", "A send or a receive under way.")
-      .def_prop_ro("done", [](const Request& r) { return r.done.load(std::memory_order_acquire); })
-      .def(
-          "see", [](Request& r) { r.seen.store(r.done.load(std::memory_order_acquire)); },
-          "Call when the caller learns whether it is done.")
-      .def_prop_ro("fault", [](const Request& r) { return static_cast<int>(r.fault.load()); })
-      .def_ro("peer", &Request::peer)
-      .def_ro("cancelled", &Request::cancelled)
-      .def(
-          "take_own",
-          [](Request& r) -> nb::object {
-            if (!r.own) return nb::none();
-            return bytes_of(std::move(r.own), r.nbytes);
-          },
-          "The bytes of a message that was longer than the buffer of a raw receive, otherwise None.")
-      .def_prop_ro(
-          "status", [](const Request& r) { return Status::of(r.peer, r.tag, r.form, r.nbytes); },
-          "The status of a receive that has ended without an error.");
+          nb::call_guard<GilRelease>(), "(source, tag, form, bytes) of whole unexpected messages, in order.");
 }
 
 void bind_connections(nb::module_& m) {
@@ -268,6 +186,11 @@ void bind_region(nb::module_& m) {
           },
           nb::arg("place"), nb::arg("why"),
           "Marks the rank in that place as left: it has failed before it had an engine.");
+  m.def(
+      "tag_in_context", [](int context, int tag) { return tag_in_context(context, tag); }, nb::arg("context"),
+      nb::arg("tag"), "The number by which a tag of a duplicate's messages travels.");
+  m.attr("MOST_CONTEXTS") = kMostContexts;
+  m.attr("MOST_CONTEXT_TAG") = kMostContextTag;
   m.def("access_probe", &access_probe,
         "The address of a known word. A process that can read it there can read this process's memory.");
   m.def("reaches", &reaches, nb::arg("pid"), nb::arg("access_probe"),
@@ -280,9 +203,9 @@ void bind_engine(nb::module_& m) {
   bind_region(m);
   bind_connections(m);
   bind_status(m);
-  bind_request(m);
   nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
   bind_calls(m);
+  bind_message_works(m);
   bind_messages(engine);
   bind_faults(m, engine);
   bind_membership(m, engine);

@@ -37,6 +37,7 @@ class GilLock final : public unisono::ReleasableLock {
   void release() override {
     if (state_ == nullptr) state_ = PyEval_SaveThread();
   }
+  bool held() const override { return state_ == nullptr; }
 
  private:
   PyThreadState* state_ = nullptr;

@@ -1,6 +1,7 @@
 // Memory for arrays that other ranks read in place.
 #include <nanobind/ndarray.h>
 
+#include <atomic>
 #include <system_error>
 #include <utility>
 
@@ -54,15 +55,30 @@ Bytes shared_bytes(size_t nbytes) {
 // An object of less is copied, which takes less time than making an array.
 constexpr size_t kSmallObject = 64 << 10;
 
+// An array over a bytearray, in a fifth of the time of `Bytes`.
+nb::object array_of(const nb::object& bytes) {
+  static std::atomic<PyObject*> known = nullptr;  // not a guarded static: see `look_at_array`
+  PyObject* pair = known.load(std::memory_order_acquire);
+  if (pair == nullptr) {
+    const nb::object numpy = nb::module_::import_("numpy"), dtype = numpy.attr("dtype")("uint8");
+    pair = nb::make_tuple(numpy.attr("frombuffer"), dtype).release().ptr();
+    known.store(pair, std::memory_order_release);
+  }
+  const std::array<PyObject*, 2> arguments{bytes.ptr(), PyTuple_GET_ITEM(pair, 1)};
+  nb::object made = nb::steal(unisono_call(PyTuple_GET_ITEM(pair, 0), arguments.data(), 2, nullptr));
+  if (!made.is_valid()) throw nb::python_error();
+  return made;
+}
+
 }  // namespace
 
-nb::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes) {
+nb::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes, bool as_array) {
   unsigned char* const data = received.get();
   if (nbytes < kSmallObject) {
     nb::object copy = nb::steal(
         PyByteArray_FromStringAndSize(reinterpret_cast<const char*>(data), static_cast<Py_ssize_t>(nbytes)));
     if (!copy.is_valid()) throw nb::python_error();
-    return copy;
+    return as_array ? array_of(copy) : copy;
   }
   const nb::capsule owner(data, [](void* kept) noexcept { delete[] static_cast<unsigned char*>(kept); });
   received.release();

@@ -8,20 +8,29 @@
 #include "python/buffers.hpp"
 #include "python/status.hpp"
 
-// The bytes of a received object, writable: objects that are made of them may share their memory.
-nanobind::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes);
+// The bytes of a received message, writable: objects that are made of them may share their memory. `as_array`:
+// always a NumPy array.
+nanobind::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes, bool as_array);
+
+// What a message is for its caller: the elements of an array, an object, or the bytes of either.
+enum class MessageContents { kArray, kObject, kBytes };
 
 class MessageCall {
  public:
   // exact: a message shorter than the buffer is refused.
-  MessageCall(bool sending, unisono::MessageKind kind, bool exact, double timeout_s,
-              const char* name = nullptr)
-      : sending(sending), timeout_s(timeout_s), kind_(kind), exact_(exact), name_(name) {}
+  MessageCall(bool sending, MessageContents contents, bool exact, double timeout_s,
+              int context, const char* name = nullptr)
+      : sending(sending),
+        timeout_s(timeout_s),
+        contents_(contents),
+        exact_(exact),
+        context_(context),
+        name_(name) {}
 
   const bool sending;
   double timeout_s;  // the group's, unless the call has one
 
-  // Arguments: x, peer, tag, timeout. False: Python has to check them. A received object has no x: its memory
+  // Arguments: x, peer, tag, timeout. False: Python has to check them. Received bytes have no x: their memory
   // is made when a message matches.
   bool read(PyObject* const* given, const unisono::Engine& engine) {
     PyObject* const from = given[1];
@@ -34,41 +43,60 @@ class MessageCall {
       return false;
     }
     const bool named = rank >= 0 && rank < engine.size();
-    raw_ = engine.raw_messages;
-    const bool tagged = (number >= 0 && number <= INT32_MAX) ||
-                        (!sending && (number == unisono::kAnyTag || (raw_ && number < 0)));
+    const long most = context_ == 0 ? INT32_MAX : unisono::kMostContextTag;
+    const bool tagged = (number >= 0 && number <= most) || (number == unisono::kAnyTag && !sending);
     if (!(named || anybody) || !tagged) return false;
     if (!sized() && (!buffers_.see(given[0]) || buffers_.count != 1 || buffers_.number)) return false;
     if (!sending && buffers_.readonly) return false;
     peer_ = static_cast<int>(rank);
-    tag_ = static_cast<int>(number);
+    tag_ = unisono::tag_in_context(context_, static_cast<int>(number));
     if (given[3] == Py_None) return true;
     timeout_s = PyFloat_CheckExact(given[3]) ? PyFloat_AS_DOUBLE(given[3]) : 0;
     return timeout_s > 0;
   }
+
+  // Of an asynchronous call.
+  std::shared_ptr<unisono::Request> request() const {
+    auto made = std::make_shared<unisono::Request>();
+    fill(*made);
+    made->deadline = deadline_after(timeout_s);
+    return made;
+  }
+  int tag() const { return unisono::plain_tag(tag_); }
 
   // The view that pins the memory of the buffer, if any.
   nanobind::object kept() const { return buffers_.kept(); }
 
   // For messages.
   nanobind::object name() const {
-    const bool object = kind_ == unisono::MessageKind::kObject;
-    const char* const plain = sending ? (object ? "send_object" : "send") : (object ? "recv_object" : "recv");
-    const char* const what = name_ == nullptr ? plain : name_;
-    return nanobind::steal(tag_ > 0 ? PyUnicode_FromFormat("%s(tag=%d)", what, tag_)
+    static constexpr const char* kNames[2][3] = {{"recv", "recv_object", "recv_bytes"},
+                                                 {"send", "send_object", "send"}};
+    const char* const what = name_ == nullptr ? kNames[sending][static_cast<size_t>(contents_)] : name_;
+    return nanobind::steal(tag() > 0 ? PyUnicode_FromFormat("%s(tag=%d)", what, tag())
                                     : PyUnicode_FromString(what));
   }
 
-  // After the message was passed: its Status, or True for a send, or the bytes of an object.
+  // After the message was passed: True for a send, its Status, or its bytes and its Status.
   nanobind::object outcome() {
     if (sending) return nanobind::bool_(true);
-    if (sized()) return bytes_of(std::move(own_), nbytes_);
-    return nanobind::cast(Status::of(peer_, tag_, form(), nbytes_));
+    nanobind::object status = nanobind::cast(Status::of(peer_, tag_, received_form_, nbytes_));
+    if (!sized()) return status;
+    const bool as_array = contents_ == MessageContents::kBytes;
+    return nanobind::make_tuple(bytes_of(std::move(own_), nbytes_, as_array), std::move(status));
   }
 
   // Whether no receive under way writes to this memory.
   bool unshared(unisono::Engine& engine) const {
-    return !engine.channels().receive_buffers().overlap(data(), nbytes());
+    unisono::ReceiveBuffers& buffers = engine.channels().receive_buffers();
+    return buffers.empty() || !buffers.overlap(data(), nbytes());
+  }
+  // The message that a receive would get, if one has come or comes within a moment; otherwise None.
+  nanobind::object peeked(unisono::Engine& engine) const {
+    engine.check_process();
+    std::optional<unisono::MessageEnvelope> found;
+    unisono::Channels& channels = engine.channels();
+    if (!channels.peek_now(peer_, tag_, channels.spins(), found)) return nanobind::none();
+    return nanobind::cast(Status::of(found->source, found->tag, found->form, found->nbytes));
   }
   // Whether it could be passed at once. A receive polls for about as long as making a Request takes. The
   // caller learns later, from its Work, that it has ended: see ReceiveBuffers.
@@ -77,17 +105,19 @@ class MessageCall {
     if (!sending) engine.channels().receive_buffers().add_ended(data(), buffers_.nbytes());
     return true;
   }
+  // Whether it is a send that could be passed at once: no wait follows, and nothing is prepared for one.
+  bool sent(unisono::Engine& engine) { return sending && at_once(engine, 0); }
   // Whether `pass` has done nothing, because a receive under way writes to this memory: Python raises it.
   bool refused() const { return refused_; }
 
   unisono::FaultKind pass(unisono::Engine& engine, unisono::ReleasableLock& held) {
     unisono::Channels& channels = engine.channels();
     if (at_once(engine, channels.spins())) return unisono::FaultKind::kNone;
-    held.release();
     const auto posted = request();
+    if (posted->nbytes >= unisono::kLarge) held.release();
     refused_ = !channels.post(posted, held);
     if (refused_) return unisono::FaultKind::kNone;
-    const auto fault = channels.wait(*posted, posted->deadline, true, engine.interrupt());
+    const auto fault = channels.wait(*posted, posted->deadline, true, engine.interrupt(), held);
     if (fault == unisono::FaultKind::kNone) complete(*posted);
     return fault;
   }
@@ -110,26 +140,24 @@ class MessageCall {
     peer_ = met.peer;
     tag_ = met.tag;
     nbytes_ = met.nbytes;
+    received_form_ = met.form;
     own_ = std::move(met.own);
   }
-  bool sized() const { return !sending && kind_ == unisono::MessageKind::kObject; }
+  bool sized() const { return !sending && contents_ != MessageContents::kArray; }
   unisono::DType dtype() const {
     return sized() ? unisono::DType::kU8 : static_cast<unisono::DType>(buffers_.dtype);
   }
-  uint32_t form() const { return unisono::form_of(dtype(), kind_); }
+  uint32_t form() const {
+    if (contents_ == MessageContents::kBytes) return unisono::kAnyForm;
+    const bool object = contents_ == MessageContents::kObject;
+    return unisono::form_of(dtype(), object ? unisono::MessageKind::kObject : unisono::MessageKind::kArray);
+  }
   size_t nbytes() const { return sized() ? 0 : buffers_.nbytes(); }
   unsigned char* data() const { return sized() ? nullptr : buffers_.extents[0].data; }
-  std::shared_ptr<unisono::Request> request() const {
-    auto made = std::make_shared<unisono::Request>();
-    fill(*made);
-    made->deadline = deadline_after(timeout_s);
-    return made;
-  }
   void fill(unisono::Request& request) const {
     request.sending = sending;
     request.exact = exact_;
     request.sized = sized();
-    request.raw = raw_;
     request.peer = peer_;
     request.tag = tag_;
     request.form = form();
@@ -137,12 +165,14 @@ class MessageCall {
     request.nbytes = nbytes();
   }
 
-  const unisono::MessageKind kind_;
+  const MessageContents contents_;
   const bool exact_;
+  const int context_;
   const char* const name_;  // of the caller's method, where it is another one
   CallBuffers buffers_;
   int peer_ = 0, tag_ = 0;
-  bool refused_ = false, raw_ = false;
-  uint64_t nbytes_ = 0;  // of the received message
+  bool refused_ = false;
+  uint64_t nbytes_ = 0;  // these two: of the received message
+  uint32_t received_form_ = 0;
   std::unique_ptr<unsigned char[]> own_;
 };

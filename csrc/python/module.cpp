@@ -43,6 +43,11 @@ int dtype_of_format(const char* format, Py_ssize_t itemsize) {
     case 'l':
     case 'q':
       return code(itemsize == 2 ? DType::kI16 : itemsize == 4 ? DType::kI32 : DType::kI64);
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+      return code(itemsize == 2 ? DType::kU16 : itemsize == 4 ? DType::kU32 : DType::kU64);
     default:
       return -1;
   }
@@ -161,6 +166,7 @@ NB_MODULE(_native, m) {
   bind_storages(m);
   stop_threads_at_the_end();
   bind_futures(m);
+  bind_plain_objects(m);
   bind_memory(m);
   bind_simulator(m);
   bind_windows(m);

@@ -10,7 +10,7 @@ struct Status {
 
   static Status of(int source, int tag, uint32_t form, uint64_t nbytes) {
     const auto dtype = static_cast<unisono::DType>(unisono::dtype_of_form(form));
-    return {source, tag, nbytes / unisono::itemsize(dtype), nbytes, form};
+    return {source, unisono::plain_tag(tag), nbytes / unisono::itemsize(dtype), nbytes, form};
   }
   bool operator==(const Status&) const = default;
 };

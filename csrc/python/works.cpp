@@ -62,8 +62,10 @@ std::string file_and_line(const CallSite& site) {
   return site.note == nullptr ? place : place + " with " + site.note;
 }
 
+}  // namespace
+
 // The innermost frame that is neither Unisono's nor PyTorch's. `code` keeps alive what the result points to.
-CallSite here(nb::object& code) {
+CallSite caller_site(nb::object& code) {
   static std::atomic<PyObject*> last = nullptr;  // the last caller; held: no other code has its address
   nb::object frame = nb::steal(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
   while (frame.is_valid()) {
@@ -82,7 +84,13 @@ CallSite here(nb::object& code) {
   return {};
 }
 
-}  // namespace
+void refuse_memory(const nb::object& operation) {
+  PyErr_Format(PyExc_ValueError,
+               "%U: the buffer shares memory with that of a receive under way on this rank; wait for that receive "
+               "first, or use another buffer",
+               operation.ptr());
+  throw nb::python_error();
+}
 
 double seconds(nb::handle timeout, double otherwise, nb::handle planner) {
   if (timeout.is_none()) return otherwise;
@@ -95,7 +103,7 @@ double seconds(nb::handle timeout, double otherwise, nb::handle planner) {
 
 void CollectiveWork::start(CollectiveCall&& call, const nb::object& note) {
   try {
-    site_ = here(code_);
+    site_ = caller_site(code_);
     if (!note.is_none()) {
       note_ = note;
       site_.note = PyUnicode_AsUTF8(note_.ptr());

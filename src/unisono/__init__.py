@@ -10,7 +10,6 @@ Names are loaded on first use, so that importing the package, as the launcher do
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ _HOMES = {
     ),
     "unisono.engine.group.elastic_loop": ("elastic", "join"),
     "unisono.engine.backends": ("is_available",),
+    "unisono.engine.environment.event_log": ("log",),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.planner": ("plan",),
@@ -60,7 +60,9 @@ _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
     from unisono import codecs, networks
+    from unisono import mpi as MPI  # noqa: N812
     from unisono.engine.backends import is_available
+    from unisono.engine.environment.event_log import log
     from unisono.engine.group import (
         ANY_TAG,
         Departure,
@@ -147,6 +149,7 @@ __all__ = [
     "init_process_group",
     "is_available",
     "join",
+    "log",
     "networks",
     "plan",
     "premul_sum",
@@ -174,19 +177,3 @@ if not TYPE_CHECKING:  # to a type checker a name that does not exist is an erro
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _AliasFinder:
-    """The last finder of modules: asked for a name that all others do not know."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> Any:  # noqa: ARG004
-        """Find a module that has moved."""
-        if not name.startswith("unisono."):
-            return None
-        from unisono.engine.base.module_aliases import find_alias
-
-        return find_alias(name)
-
-
-sys.meta_path.append(_AliasFinder)

@@ -1,5 +1,6 @@
 """Groups of some ranks: their numbers, their independent order, their end."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import ranks
 import unisono as un
 from effort import HANG_S
 from loops import each, everywhere
+from unisono import _native
 from unisono.engine.group import native
 
 
@@ -119,5 +121,59 @@ def test_wrong_ranks(chosen: list[int], text: str) -> None:
     def work(world: un.Group) -> None:
         with pytest.raises(ValueError, match=text):
             world.subgroup(chosen)
+
+    ranks.threads(2, work)
+
+
+@everywhere
+def test_messages_of_a_duplicate_are_apart() -> None:
+    def work(group: un.Group) -> None:
+        peer, x = 1 - group.rank, np.zeros(1)
+        twin = group.duplicate()
+        again = twin.duplicate()
+        assert (twin.rank, twin.size, twin.members) == (group.rank, group.size, group.members)
+        for number, one in enumerate((group, twin, again)):
+            one.send(np.full(1, float(number)), peer, 3)
+        assert again.iprobe(peer, un.ANY_TAG).tag == 3  # type: ignore[union-attr]
+        for number, one in reversed(list(enumerate((group, twin, again)))):
+            assert one.iprobe(peer, 2) is None
+            assert one.recv(x, None, un.ANY_TAG).tag == 3
+            assert x[0] == number
+            work = one.irecv(x, peer, 7)
+            assert "tag=7" in repr(work)
+            assert work.cancel()
+        with pytest.raises(ValueError, match="524287"):
+            twin.send(x, peer, 1 << 19)
+        assert twin.all_reduce(1) + again.all_reduce(1) + group.all_reduce(1) == 6
+        pending = again.all_reduce(np.ones(1000), async_op=True)
+        again.close()
+        pending.wait()
+        with pytest.raises(un.GroupClosed):
+            again.barrier()
+        assert twin.broadcast_object({1: 2}, 0) == {1: 2}
+        with pytest.raises(un.NotSupported):
+            twin.shrink()
+        with twin:
+            twin.barrier()
+        group.barrier()
+
+    ranks.threads(2, work)
+
+
+def test_many_duplicates_take_no_descriptors_and_have_a_limit() -> None:
+    def work(group: un.Group) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        first = [group.duplicate() for _ in range(20)]
+        assert len(os.listdir("/proc/self/fd")) == before
+        for one in first:
+            one.close()
+        kept = [group.duplicate() for _ in range(_native.MOST_CONTEXTS)]
+        assert len({one.name for one in kept}) == len(kept)
+        with pytest.raises(ValueError, match="4095 duplicates"):
+            group.duplicate()
+        kept.pop().close()
+        peer, x = 1 - group.rank, np.zeros(1)
+        last = group.duplicate()
+        assert last.sendrecv(np.ones(1), peer, x, peer, tag=_native.MOST_CONTEXT_TAG).source == peer
 
     ranks.threads(2, work)

@@ -4,7 +4,8 @@ import gc
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,27 +18,26 @@ import unisono as un
 from effort import HANG_S
 from loops import each
 from ports import reserved
+from unisono import _native
 
 NUMEL = 1000
 
 
-class Interrupted:
-    """Stands for a native object: where `step` is called Ctrl-C comes, before it or right after it."""
+@contextmanager
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: str, after: bool) -> Iterator[None]:
+    """Ctrl-C comes where this thread's message takes `step`, before it or right after it."""
+    plain, thread = getattr(_native.MessageWork, step), threading.get_ident()
 
-    def __init__(self, native: Any, step: str, after: bool) -> None:
-        self._native = native
-        self._step = step
-        self._after = after
+    def interrupted(work: Any, *args: Any) -> Any:
+        if threading.get_ident() != thread:
+            return plain(work, *args)
+        if after:
+            plain(work, *args)
+        raise KeyboardInterrupt
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._native, name)
-
-        def interrupted(*args: Any) -> Any:
-            if self._after:
-                method(*args)
-            raise KeyboardInterrupt
-
-        return interrupted if name == self._step else method
+    with monkeypatch.context() as patch:
+        patch.setattr(_native.MessageWork, step, interrupted)
+        yield
 
 
 def forgotten(call: Callable[[Any], Any]) -> weakref.ref[Any]:
@@ -54,7 +54,8 @@ def forgotten(call: Callable[[Any], Any]) -> weakref.ref[Any]:
 
 PATIENT = timedelta(seconds=HANG_S)  # not as a number: such a call takes the way that has its own windows
 RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
-    "irecv": lambda group, x: group.irecv(x, 1),
+    "irecv": lambda group, x: group.irecv(x, 1, timeout=PATIENT),
+    "dropped": lambda group, x: group.irecv(x, 1).wait(1e-3),
     "batch": lambda group, x: group.batch([un.SendTo(np.zeros(1), 1, 5), un.RecvFrom(x, 1)]),
     "recv": lambda group, x: group.recv(x, 1, timeout=PATIENT),
     "sendrecv": lambda group, x: group.sendrecv(np.zeros(1), 1, x, 1, timeout=PATIENT),
@@ -64,18 +65,18 @@ RECEIVES: dict[str, Callable[[un.Group, Any], Any]] = {
 @each(
     ("call", "step", "after"),
     [
-        ("irecv", "post_recv", True),
+        ("irecv", "start", True),
         ("irecv", "detach", False),
-        ("batch", "post_recv", True),
-        ("batch", "post_send", False),
-        ("recv", "post_recv", True),
-        ("recv", "wait_request", False),
-        ("sendrecv", "post_recv", True),
-        ("sendrecv", "post_send", False),
-        ("sendrecv", "wait_request", False),
+        ("dropped", "wait", False),
+        ("batch", "start", True),
+        ("batch", "detach", False),
+        ("recv", "start", True),
+        ("recv", "wait_or_abort", False),
+        ("sendrecv", "start", True),
+        ("sendrecv", "wait_or_abort", False),
     ],
 )
-def test_interrupted_message(call: str, step: str, after: bool) -> None:
+def test_interrupted_message(call: str, step: str, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted = threading.Event()
 
     def work(group: un.Group) -> None:
@@ -85,7 +86,7 @@ def test_interrupted_message(call: str, step: str, after: bool) -> None:
             group.send(np.zeros(1), 0)
             group.barrier()
             return
-        with inside.engine_replaced(group, Interrupted(inside.engine(group), step, after)):
+        with interrupted_at(monkeypatch, step, after):
             seen = forgotten(lambda x: RECEIVES[call](group, x))
         kept = seen() is not None
         interrupted.set()

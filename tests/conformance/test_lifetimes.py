@@ -289,11 +289,6 @@ def test_works_say_what_they_are() -> None:
     ranks.threads(2, work)
 
 
-def test_close_in_a_signal_handler_while_works_are_looked_through() -> None:
-    told = ranks.processes(1, PROGRAMS / "closes_while_looking_through_works.py")
-    assert told == ["True\n"]
-
-
 def test_a_call_that_closing_overtakes_does_not_succeed() -> None:
     """One rank closes from another thread: of two calls under way the second may end without having run."""
 

@@ -394,3 +394,69 @@ def test_two_receives_of_a_batch_that_share_memory() -> None:
         assert group.iprobe(0) is None
 
     ranks.threads(1, work)
+
+
+@each("numel", [1, 6000, 400_000])
+@everywhere
+def test_a_synchronous_send_is_done_when_a_receive_has_matched(numel: int) -> None:
+    def work(group: un.Group) -> None:
+        me, peer = group.rank, 1 - group.rank
+        x, y = np.full(numel, 1.0 + me), np.empty(numel)
+        works = [group.isend(x, to, 4, synchronous=True) for to in (peer, me)]
+        group.send(np.zeros(1), peer, 5)  # passes the other one
+        group.recv(np.zeros(1), peer, 5)
+        assert group.iprobe(peer, 4) is not None
+        assert not any(work.done() for work in works)
+        group.barrier()
+        for source, sent in ((peer, works[0]), (me, works[1])):
+            assert group.recv(y, source, 4) == source
+            assert (y == 1.0 + source).all()
+            sent.wait()
+        if me == 0:
+            group.send(x, peer, synchronous=True)
+        else:
+            group.recv(y)
+            assert (y == 1).all()
+        with pytest.raises(ValueError, match="exclude each other"):
+            group.send(x, peer, codec="bf16", synchronous=True)
+
+    ranks.threads(2, work)
+
+
+@everywhere
+def test_a_strided_array_is_packed_by_its_sender() -> None:
+    def work(group: un.Group) -> None:
+        peer, whole = 1 - group.rank, np.arange(24.0).reshape(4, 6)
+        for x in (whole.T, whole[:, ::2], whole[::-1], whole[1:3, 2]):
+            group.send(x, peer)
+            got = np.empty(x.shape)
+            group.recv(got, peer)
+            assert (got == x).all()
+            group.isend(x, peer).wait()
+            group.recv(got, peer)
+            assert (got == x).all()
+
+    ranks.threads(2, work)
+
+
+@everywhere
+def test_many_receives_and_tags() -> None:
+    """Enough for the tables of receives and of kept messages to grow."""
+    count = 1000
+
+    def work(group: un.Group) -> None:
+        peer, got = 1 - group.rank, np.full(count, -1)
+        works = [group.irecv(got[i : i + 1], peer if i % 2 else None, i) for i in range(count)]
+        group.barrier()
+        for i in reversed(range(count)):
+            group.send(np.array([i]), peer, i)
+        un.wait_all(works)
+        assert (got == np.arange(count)).all()
+        for i in reversed(range(count)):
+            group.send(np.array([i]), peer, i)
+        group.barrier()
+        for i in range(count):
+            assert group.recv(got[i : i + 1], peer, i if i % 3 else un.ANY_TAG).source == peer
+        assert sorted(got) == list(range(count))
+
+    ranks.threads(2, work)

@@ -55,6 +55,31 @@ def test_a_shorter_message_fills_the_beginning(numel: int, way: str) -> None:
 
 
 @everywhere
+def test_a_message_of_unknown_size_and_dtype_in_one_call() -> None:
+    sent = [np.arange(numel, dtype=dtype) for numel in SIZES for dtype in (np.float32, np.int16)]
+
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            group.send_object({"a": 1}, 1, 99)
+            for number, x in enumerate(sent):
+                group.send(x, 1, number)
+            return
+        for number, x in reversed(list(enumerate(sent))):
+            data, status = group.recv_bytes(0 if number % 2 else None, number)
+            assert facts(status) == (0, number, x.size, x.nbytes, x.dtype.name)
+            assert data.dtype == np.uint8 and data.flags.writeable
+            assert data.tobytes() == x.tobytes()
+        obj, status = group.recv_object(tag=un.ANY_TAG, with_status=True)
+        assert (obj, status.source, status.tag, status.dtype) == ({"a": 1}, 0, 99, "object")
+        group.send(sent[3], 1, 5)
+        assert group.recv_bytes(1, un.ANY_TAG)[0].tobytes() == sent[3].tobytes()
+        with pytest.raises(ValueError, match="recv_bytes: rank 2"):
+            group.recv_bytes(2)
+
+    ranks.threads(2, work)
+
+
+@everywhere
 def test_many_lengths_into_one_buffer_stay_in_order() -> None:
     lengths = [7, 0, 4096, 1, 150_000, 3, 20_000, 2]
 

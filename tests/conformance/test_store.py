@@ -175,8 +175,21 @@ def test_dict_like_view(store: Store) -> None:
         store["k"]
     with pytest.raises(KeyError):
         del store["k"]
-    with pytest.raises(TypeError):
-        list(store)  # type: ignore[call-overload]
+    assert dict(store) == {}
+
+
+@over_all_stores
+def test_keys_are_listed(store: Store, other: Store) -> None:
+    for key in ("a/1", "a/2", "b", "\N{SNOWMAN}"):
+        store[key] = key
+    assert sorted(other.keys()) == sorted(other) == ["a/1", "a/2", "b", "\N{SNOWMAN}"]
+    assert sorted(other.keys("a/")) == ["a/1", "a/2"]
+    assert sorted(PrefixStore("a", other)) == ["1", "2"]
+    assert other.keys("c") == []
+    assert dict(PrefixStore("a", store)) == {"1": b"a/1", "2": b"a/2"}
+    for wrong in (1, None, b"a"):
+        with pytest.raises(TypeError, match="prefix"):
+            store.keys(wrong)  # type: ignore[arg-type]
 
 
 @each("key", ["", "a/b", "\x00", "\N{SNOWMAN}" * 300, "room/x"])

@@ -32,6 +32,7 @@ from unisono.engine.store.operations import (
     Count,
     Delete,
     Get,
+    Keys,
     KeyValueTable,
     Peek,
     Set,
@@ -51,7 +52,7 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 OPERATIONS = (
     Set("k"), Get("k"), Peek("k"), Wait(("k", "l")), Check(("k",)), Add("n", 5), CompareSet("k", b"v"),
-    Delete("k"), Count("k"),
+    Delete("k"), Count("k"), Keys("k"),
 )  # fmt: skip
 
 

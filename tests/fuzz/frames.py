@@ -26,7 +26,7 @@ from unisono.engine.base.authentication import handshake
 from unisono.engine.group import Group
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.store import wire
-from unisono.engine.store.operations import Add, Check, CompareSet, Count, Get, Peek, Set, Wait
+from unisono.engine.store.operations import Add, Check, CompareSet, Count, Get, Keys, Peek, Set, Wait
 
 KINDS = ("control", "data", "messages")
 LIMITS = [
@@ -196,7 +196,7 @@ def request(chance: Chance) -> bytes:
     key = chance.choice(["", "a", "b", "k" * 1000])
     op = chance.choice(
         [Set(key), Get(key), Peek(key), Wait((key, "b")), Check((key,)), Add(key, chance.signed(63)),
-         CompareSet(key, b"1"), Count(key)]
+         CompareSet(key, b"1"), Count(key), Keys(key)]
     )  # fmt: skip
     seconds = chance.choice([0.0, 0.01, float("nan"), float("inf"), -1.0, 1e300])
     said = b"".join(wire.frame(wire.StoreRequest(op, seconds), chance.randbytes(chance.randrange(50))))

@@ -63,17 +63,3 @@ def test_a_group_brings_nothing_that_its_ranks_can_do_without(ranks_per_host: st
         brought = set((tmp_path / rank).read_text().split())
         assert ("unisono.engine.bootstrap.host_connections" in brought) == (ranks_per_host == "1")
         assert not unwanted & brought
-
-
-def test_an_old_name_of_a_module_works_and_warns():
-    import unisono.engine.group.planning as new
-
-    with pytest.warns(DeprecationWarning, match=r"unisono\.group is now unisono\.engine\.group") as noted:
-        from unisono.group.planning import Planner
-    assert Planner is new.Planner
-    assert noted[0].filename == __file__
-    assert new.__spec__.name == "unisono.engine.group.planning"
-    with pytest.warns(DeprecationWarning, match=r"unisono\.plans\.exposure is now unisono\.plans\.zero_copy"):
-        import unisono.plans.exposure
-    with pytest.raises(ModuleNotFoundError):
-        import unisono.nothing  # noqa: F401

@@ -56,6 +56,7 @@ PUBLIC = [
     "init_process_group",
     "is_available",
     "join",
+    "log",
     "networks",
     "plan",
     "premul_sum",

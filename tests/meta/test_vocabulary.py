@@ -47,7 +47,6 @@ GIVEN_UP = """
 WORDS = re.compile(r"\b(lends?|lent|lending|lenders?|loans?|lanes?|remark(?:s|ed)?|cards?)\b", re.IGNORECASE)
 PAGES = ("docs/design.md", "docs/protocol.md", "docs/adr", "docs/times.md", "docs/glossary.md", "model")
 ALLOWED = re.compile(
-    r"UNISONO_LENDING"  # the old name of a variable
     r"|business card"  # MPI's word, in the glossary
     r"|lanes;|seen\.lanes"  # of DLPack's dtype
 )

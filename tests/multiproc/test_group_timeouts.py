@@ -87,3 +87,13 @@ def test_a_queued_call_names_the_one_before_it() -> None:
 
     over = threading.Event()
     ranks.threads(2, work)
+
+
+def test_the_late_rank_reads_who_gave_up_and_in_which_call() -> None:
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Timeout) as error:
+            group.all_reduce(X.copy(), timeout=0.3) if group.rank == 0 else group.recv(X.copy(), 0)
+        gave_up = "recv failed: rank 0 gave up in all_reduce #1: rank 1 never arrived"
+        assert str(error.value).startswith("all_reduce timed out after 0.3 s" if group.rank == 0 else gave_up)
+
+    ranks.threads(2, work)

@@ -18,6 +18,7 @@ import unisono as un
 from effort import HANG_S
 from launching import wait_until
 from loops import everywhere
+from unisono import _native
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
@@ -156,9 +157,10 @@ def test_a_message_that_is_still_arriving_is_no_unexpected_one() -> None:
         if group.rank == 0:
             x = np.ones(4_000_000)
             # As a process that was stopped: as much as finds room, and nobody goes on with it.
-            post = inside.engine(group).post_send
-            request = post(1, 4, 9, False, x.ctypes.data, x.nbytes, 60.0)
-            assert not request.done
+            place = 1, 4, 9, x.ctypes.data, x.nbytes, 60.0, True
+            send = _native.MessageWork(inside.planner(group), inside.engine(group), "send", *place)
+            send.start()
+            assert not send.ended()
             halfway.set()
             release.wait(HANG_S)
             group.close()

@@ -1,6 +1,7 @@
 """Ranks that leave before the others: these are told, and why, where there is a reason."""
 
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,31 @@ def test_rank_that_closes_early_is_named() -> None:
             return
         with pytest.raises(un.PeerLost, match="rank 1 .* has closed the group"):
             group.all_reduce(np.ones(4))
+
+    ranks.threads(3, work)
+
+
+@everywhere
+def test_ranks_that_leave_in_order_do_not_end_what_may_still_come() -> None:
+    def work(group: un.Group) -> None:
+        x, late = np.zeros(1), np.zeros(1)
+        if group.rank > 0:
+            group.send(np.ones(1), 0, group.rank)
+            if group.rank == 1:  # the other one stays a while
+                group.recv(x, 0)
+            group.close()
+            return
+        posted = group.irecv(late, None, 9)
+        assert [group.recv(x, None, un.ANY_TAG) for _ in range(2)] in ([1, 2], [2, 1])
+        group.send(x, 1)
+        time.sleep(0.3)  # until both have left, and its thread has seen it
+        assert group.iprobe() is None
+        assert not posted.done()
+        group.send(np.full(1, 7.0), 0, 9)
+        posted.wait()
+        assert late[0] == 7
+        with pytest.raises(un.PeerLost):
+            group.recv(x)
 
     ranks.threads(3, work)
 

@@ -4,8 +4,7 @@ A test uses one only for a state that the public interface does not show, or for
 such as a signal between two lines, or a lost message. After a rename only this file changes, and no test.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import unisono as un
@@ -21,17 +20,6 @@ def engine(group: un.Group) -> Any:
     return group._planner.engine
 
 
-@contextmanager
-def engine_replaced(group: un.Group, replacement: Any) -> Iterator[None]:
-    """Calls of the group go to `replacement`."""
-    own = planner(group)
-    kept, own._runner = own.engine, replacement
-    try:
-        yield
-    finally:
-        own._runner = kept
-
-
 def remembered(group: un.Group) -> int:
     """The number of calls that a group remembers."""
     return len(planner(group)._prepared)
@@ -40,11 +28,6 @@ def remembered(group: un.Group) -> int:
 def place(group: un.Group, hosts: tuple[int, ...]) -> None:
     """Set the hosts of a group's ranks."""
     group._place(hosts)
-
-
-def keep(group: un.Group, work: Any) -> None:
-    """Let a group keep a work, as one without a waiter."""
-    planner(group).outstanding_messages.keep(work)
 
 
 # The adapter for PyTorch.

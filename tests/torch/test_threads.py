@@ -24,11 +24,11 @@ import inside
 import ranks
 import unisono as un
 from effort import HANG_S, judge_time
+from unisono.engine.backends.torch_store import TorchStore
 from unisono.errors import UnisonoError
 from unisono.torch import cuda
 from unisono.torch.futures import WorkFutures
 from unisono.torch.process_group import ProcessGroupUnisono
-from unisono.torch.store import TorchStore
 from unisono.torch.work import TransferWork, UnisonoWork
 
 

@@ -95,10 +95,7 @@ def wrappers() -> Iterator[tuple[Any, str]]:
     yield np.ma.array([1.0, 2.0], mask=[0, 1]), "mask would be lost"
     yield np.ma.masked, "mask would be lost"
     yield np.ones(3).view(OwnArithmetic), "np.asarray"
-    yield np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f4")]), "record"
     yield np.array([1, "a"], object), "object"
-    yield np.zeros(3, np.longdouble), "float128|longdouble"
-    yield np.zeros(3, "M8[s]"), "int64"
 
 
 def test_arrays_whose_values_are_not_their_bytes_are_refused() -> None:
@@ -109,6 +106,34 @@ def test_arrays_whose_values_are_not_their_bytes_are_refused() -> None:
                 assert _native.view(x, writable) is None, type(x)
                 with pytest.raises(TypeError, match=said):
                     view(x, writable)
+
+
+def test_dtypes_without_a_code_are_their_bytes() -> None:
+    for x in (np.zeros(3, np.longdouble), np.zeros(3, "M8[s]"), np.zeros(2, "i4,f4"), np.array(["ab"])):
+        assert view(x) == (x.ctypes.data, x.nbytes, DTYPES.index("bits8"))
+    for name in ("uint16", "uint32", "uint64"):
+        x = np.zeros(3, name)
+        assert view(x) == (x.ctypes.data, 3, DTYPES.index(name))
+
+
+class OldExporter:
+    """Of a time when DLPack could not say that memory is read-only."""
+
+    def __init__(self) -> None:
+        self.x = np.zeros(3)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if options.keys() - {"stream"}:
+            raise TypeError("unexpected keyword")
+        return self.x.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.x.__dlpack_device__()
+
+
+def test_an_older_exporter_of_dlpack_is_not_read_only() -> None:
+    old = OldExporter()
+    assert view(old) == (old.x.ctypes.data, 3, DTYPES.index("float64"))
 
 
 def test_inside_functions_of_torch_func_a_tensor_has_no_memory() -> None:

@@ -160,18 +160,6 @@ def test_sizes(text: str, nbytes: int) -> None:
     assert env.parse_size(text) == nbytes
 
 
-def test_an_old_name_of_a_variable_works_and_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="UNISONO_LENDING is the old name of UNISONO_ZERO_COPY"):
-        settings = env.read({"UNISONO_LENDING": "0"})
-    assert not settings.zero_copy and settings.origin("zero_copy") == "UNISONO_LENDING"
-    with (
-        pytest.warns(DeprecationWarning, match="UNISONO_LENDING"),
-        pytest.raises(ValueError, match="UNISONO_ZERO_COPY=1 and UNISONO_LENDING=0 disagree"),
-    ):
-        env.read({"UNISONO_ZERO_COPY": "1", "UNISONO_LENDING": "0"})
-
-
-@pytest.mark.filterwarnings("ignore:.*the old name of:DeprecationWarning")
 @given(name=st.sampled_from([variable.name for variable in env.VARIABLES]), value=st.text(max_size=12))
 def test_any_text_is_a_value_or_an_error_naming_the_variable(name: str, value: str) -> None:
     try:

@@ -14,6 +14,27 @@ from typing import Any
 from unisono.engine.environment import env as _env
 from unisono.mpi import constants as _constants
 from unisono.mpi import handle as _handle
+from unisono.mpi.buffers import (
+    BOTTOM,
+    BUFFER_AUTOMATIC,
+    IN_PLACE,
+    BottomType,
+    BufferAutomaticType,
+    InPlaceType,
+)
+from unisono.mpi.byte_memory import (
+    Aint_add,
+    Aint_diff,
+    Alloc_mem,
+    Attach_buffer,
+    Detach_buffer,
+    Flush_buffer,
+    Free_mem,
+    Get_address,
+    Iflush_buffer,
+    buffer,
+    memory,
+)
 from unisono.mpi.comm import COMM_NULL, COMM_SELF, COMM_WORLD, Comm, Intracomm
 from unisono.mpi.constants import *  # noqa: F403
 from unisono.mpi.datatype import DATATYPE_NULL, Datatype
@@ -55,36 +76,12 @@ from unisono.mpi.file import FILE_NULL, File, Register_datarep
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
-from unisono.mpi.buffers import (
-    BOTTOM,
-    BUFFER_AUTOMATIC,
-    IN_PLACE,
-    BottomType,
-    BufferAutomaticType,
-    InPlaceType,
-)
-from unisono.mpi.byte_memory import (
-    Aint_add,
-    Aint_diff,
-    Alloc_mem,
-    Attach_buffer,
-    Detach_buffer,
-    Flush_buffer,
-    Free_mem,
-    Get_address,
-    Iflush_buffer,
-    buffer,
-    memory,
-)
 from unisono.mpi.message import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from unisono.mpi.named_types import NAMED as _NAMED
+from unisono.mpi.neighbourhoods import Compute_dims
 from unisono.mpi.op import OP_NULL, Op
 from unisono.mpi.op import OPS as _OPS
 from unisono.mpi.pickling import Pickle, pickle
-from unisono.mpi.runtime_config import rc
-from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
-from unisono.mpi.session import SESSION_NULL, Session
-from unisono.mpi.status import Status
 from unisono.mpi.reflection import (
     _addressof,
     _comm_lock,
@@ -95,7 +92,11 @@ from unisono.mpi.reflection import (
     _typecode,
     _typedict,
 )
-from unisono.mpi.topology import Cartcomm, Compute_dims, Distgraphcomm, Graphcomm, Topocomm
+from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
+from unisono.mpi.runtime_config import rc
+from unisono.mpi.session import SESSION_NULL, Session
+from unisono.mpi.status import Status
+from unisono.mpi.topology import Cartcomm, Distgraphcomm, Graphcomm, Topocomm
 from unisono.mpi.window import WIN_NULL, Win
 
 globals().update(_NAMED)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
 
-from unisono.mpi.dlpack import contiguous, tensor_of
+from unisono.mpi.dlpack import contiguous, readable, tensor_of
 from unisono.mpi.errors import whole
 
 
@@ -155,12 +156,19 @@ def _view_of(x: Any) -> memoryview | None:
 def _of_interface(x: Any) -> tuple[Any, str]:
     """The memory of an object with DLPack, or with the array interface of CUDA but in the host's memory."""
     if hasattr(x, "__dlpack__"):
-        address, nbytes, kind, kept = tensor_of(x)
-        return at_address(address, nbytes, (x, kept)), kind
+        address, nbytes, kind, readonly, kept = tensor_of(x)
+        return at_address(address, nbytes, (x, kept), readonly), kind
     face = getattr(x, "__cuda_array_interface__", None)
     if face is None:
         raise TypeError("message: expecting buffer or list/tuple")
     return _of_cuda_interface(face, x)
+
+
+def _fields_as_bytes(face: dict[str, Any], x: Any) -> tuple[Any, str]:
+    """The memory of items with several fields: as bytes."""
+    nbytes = int(face["typestr"][2:])
+    plain = {**face, "shape": (*face["shape"], nbytes), "typestr": "|u1", "strides": None, "descr": []}
+    return _of_cuda_interface(plain, x)
 
 
 def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
@@ -169,12 +177,19 @@ def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
         raise TypeError("__cuda_array_interface__: typestr is no str, or shape no tuple")
     if typestr[:1] == ">":
         raise BufferError("__cuda_array_interface__: typestr with non-native byte order")
+    if not isinstance(face.get("descr", []), list):
+        raise TypeError("__cuda_array_interface__: descr is no list")
+    if len(face.get("descr", [])) > 1:
+        warnings.warn(
+            "__cuda_array_interface__: the fields of descr are moved as bytes", RuntimeWarning, stacklevel=2
+        )
+        return _fields_as_bytes(face, x)
     if face.get("mask") is not None:
         raise BufferError("__cuda_array_interface__: cannot handle masked arrays")
     try:
         dtype = np.dtype(typestr)
     except TypeError:
-        raise BufferError(f"__cuda_array_interface__: typestr {typestr!r}") from None
+        raise ValueError(f"__cuda_array_interface__: typestr {typestr!r}") from None
     if any(whole(size, "shape") < 0 for size in shape):
         raise BufferError(f"__cuda_array_interface__: the shape is {shape}")
     strides = face.get("strides")
@@ -182,6 +197,6 @@ def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
         raise BufferError("__cuda_array_interface__: the memory is not contiguous")
     address, readonly = face["data"]
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes and not address:
-        raise BufferError("__cuda_array_interface__: the array has no memory")
+    if nbytes and not (address and readable(address)):
+        raise BufferError("__cuda_array_interface__: the array is not in the memory of the host")
     return at_address(address or 0, nbytes, x, bool(readonly)), _code(dtype)

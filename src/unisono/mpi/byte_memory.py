@@ -9,6 +9,8 @@ import numpy as np
 from unisono.mpi import constants
 from unisono.mpi.buffers import BUFFER_AUTOMATIC, at_address, bytes_of
 from unisono.mpi.errors import Exception, whole
+from unisono.mpi.progress import Ended
+from unisono.mpi.request import Request
 
 _U8 = np.dtype(np.uint8)
 
@@ -43,7 +45,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         """The memory at an address. It must stay valid."""
         if _length(nbytes) > 0 and address == 0:
             raise ValueError("expecting non-NULL address")
-        return _over(cls, at_address(address, nbytes, None, readonly), None)  # type: ignore[no-any-return]
+        return _over(cls, at_address(address, nbytes, None, readonly), None)
 
     @property
     def address(self) -> int:
@@ -88,8 +90,13 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
 
     def cast(self, format: str, shape: Any = None) -> memoryview:  # noqa: A002
         """A memoryview of another format."""
-        view = memoryview(self.view(np.ndarray))
-        return view.cast(format) if shape is None else view.cast(format, shape)  # type: ignore[call-overload, no-any-return]
+        view: Any = self.view(np.ndarray).data
+        found: memoryview = view.cast(format) if shape is None else view.cast(format, shape)
+        return found
+
+    def tobytes(self, order: str | None = None) -> bytes:  # noqa: ARG002
+        """A copy of the bytes."""
+        return super().tobytes()
 
     def toreadonly(self) -> buffer:
         """The same memory, which this object cannot write to."""
@@ -189,7 +196,7 @@ class HasBuffer:
         state = self._alive()
         if getattr(state, "attached", None) is None:
             state.attached = Attached()
-        return state.attached  # type: ignore[no-any-return]
+        return state.attached
 
     def Attach_buffer(self, buf: Any) -> None:
         """Give memory for buffered sends, which need none."""
@@ -219,7 +226,4 @@ def Flush_buffer() -> None:
 
 def Iflush_buffer() -> Any:
     """See `Flush_buffer`."""
-    from unisono.mpi.progress import Ended
-    from unisono.mpi.request import Request
-
     return Request._for(Ended())

@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.byte_memory import HasBuffer
-from unisono.mpi.collectives import Collectives, Prefixes
-from unisono.mpi.comm_state import CommState
+from unisono.mpi.collectives import FastCollectives, Prefixes
+from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.context import agree
+from unisono.mpi.ending import abort
 from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
 from unisono.mpi.group import Group, Members
 from unisono.mpi.handle import Handle
@@ -17,14 +18,16 @@ from unisono.mpi.info import Info
 from unisono.mpi.lane import Lane
 from unisono.mpi.objects import ObjectCollectives, ObjectMessages
 from unisono.mpi.point_to_point import PointToPoint
-from unisono.mpi.recovery import Recovery
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
+from unisono.mpi.recovery import Recovery
 from unisono.mpi.request import Request
+from unisono.mpi.sides import SideCreation
+from unisono.mpi.topology_creation import TopologyCreation
 from unisono.mpi.transport import MOST_TAG
 
 
 class Comm(
-    Collectives, ObjectCollectives, PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer,
+    FastCollectives, ObjectCollectives, PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer,
     Recovery, Handle,
 ):  # fmt: skip
     """Ranks that communicate."""
@@ -40,24 +43,24 @@ class Comm(
         self._state = other._state
 
     @staticmethod
-    def _fits(state: CommState) -> bool:
+    def _fits(state: CommState) -> bool:  # noqa: ARG004
         """Whether this class is one of a communicator's."""
         return True
 
     def Get_size(self) -> int:
         """The number of ranks, of this side."""
-        return self._alive().size  # type: ignore[no-any-return]
+        return self._alive().size
 
     def Get_rank(self) -> int:
         """This process's rank."""
-        return self._alive().rank  # type: ignore[no-any-return]
+        return self._alive().rank
 
     size, rank = property(Get_size), property(Get_rank)
 
     def Get_group(self) -> Group:
         """The ranks as a group."""
         state = self._alive()
-        return Group._of(Members(state.ranks, state.world.rank))  # type: ignore[no-any-return]
+        return Group._of(Members(state.ranks, state.world.rank))
 
     group = property(Get_group)
 
@@ -74,7 +77,7 @@ class Comm(
     def Get_topology(self) -> int:
         """CART, GRAPH, DIST_GRAPH or UNDEFINED."""
         topology = self._alive().topology
-        return constants.UNDEFINED if topology is None else topology.kind  # type: ignore[no-any-return]
+        return constants.UNDEFINED if topology is None else topology.kind
 
     topology = property(Get_topology)
     is_topo = property(lambda self: self.Get_topology() != constants.UNDEFINED)
@@ -113,12 +116,11 @@ class Comm(
     info = property(Get_info, Set_info)
 
     def _predefined(self) -> dict[int, Any]:
-        alive = {
+        return {
             constants.TAG_UB: MOST_TAG, constants.IO: constants.ANY_SOURCE, constants.WTIME_IS_GLOBAL: 0,
             constants.UNIVERSE_SIZE: self._alive().world.size, constants.HOST: constants.PROC_NULL,
             constants.APPNUM: 0, constants.LASTUSEDCODE: last_code(),
         }  # fmt: skip
-        return alive
 
     # ---- new ones
 
@@ -170,8 +172,7 @@ class Comm(
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """One communicator for each color; its ranks in the order of `key`. UNDEFINED: none for this rank."""
-        color = constants.UNDEFINED if color is None else whole(color, "color")
-        return self._split(color, whole(key, "key"))
+        return self._split(whole(color, "color"), whole(key, "key"))
 
     def _split(self, color: Any, key: int) -> Any:
         state = self._alive()
@@ -234,29 +235,25 @@ class Comm(
         self._alive()
         if self._constant() == "COMM_WORLD":
             raise Exception(constants.ERR_COMM, "COMM_WORLD cannot be disconnected")
-        self.Barrier()  # type: ignore[attr-defined]
+        self.Barrier()
         self.Free()
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End the job."""
-        from unisono.mpi.environment import abort
-
         abort(errorcode)
 
     @classmethod
     def Get_parent(cls) -> Any:
         """COMM_NULL: no communicator has spawned this job."""
-        from unisono.mpi.intercomm import Intercomm
-
-        return Intercomm()
+        return classes[INTER]()
 
     @classmethod
-    def Join(cls, fd: int) -> Any:  # noqa: ARG003
+    def Join(cls, fd: int) -> Any:
         """Not there."""
         raise NotImplementedError("Join: jobs meet in a store; see unisono.join")
 
 
-class Intracomm(Prefixes, Comm):
+class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
     """Ranks of one side."""
 
     @staticmethod
@@ -269,17 +266,18 @@ class Intracomm(Prefixes, Comm):
         ranks = group._alive().ranks
         if state.world.rank not in ranks:
             return COMM_NULL
-        lane = Lane(
-            state.world, ranks, ranks.index(state.world.rank), len(ranks),
-            {rank: number for number, rank in enumerate(ranks)}, state.hidden | whole(tag, "tag") & MOST_TAG,
-        )  # fmt: skip
+        lane = state.lane_of_few(ranks, whole(tag, "tag"))
         _, context, serial = complete(self._agree(lane))
         return self._new(CommState(state.world, state.contexts, ranks, context, serial))
 
     @classmethod
     def Create_from_group(
-        cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None
-    ) -> Any:  # noqa: ARG003
+        cls,
+        group: Group,
+        stringtag: str = "org.mpi4py",
+        info: Any = None,  # noqa: ARG003
+        errhandler: Any = None,
+    ) -> Any:
         """A communicator of the ranks of a group; only they call it."""
         if not group._alive().ranks:
             return COMM_NULL
@@ -296,6 +294,7 @@ def hash_of(text: str) -> int:
     return zlib.crc32(text.encode()) & MOST_TAG
 
 
+classes[None] = Intracomm
 COMM_NULL = Comm()
 COMM_WORLD, COMM_SELF = Intracomm(), Intracomm()
 """They get their states when MPI is initialized."""

@@ -8,8 +8,21 @@ from typing import Any
 from unisono.mpi.context import WORLD_CONTEXT
 from unisono.mpi.handle import State
 from unisono.mpi.lane import Lane
-from unisono.mpi.transport import MOST_TAG, TAG_BITS, World
+from unisono.mpi.progress import moving
+from unisono.mpi.transport import MOST_TAG, Messages, World
 
+classes: dict[int | None, Any] = {}
+"""The class of communicators with a topology (CART ...), without one (None), with two sides (INTER)."""
+INTER = -1
+
+
+def handle_of(state: CommState) -> Any:
+    """A communicator of a state."""
+    family = INTER if state.remote is not None else None if state.topology is None else state.topology.kind
+    return classes[family]._of(state)
+
+
+_COLLECTIVE_TAGS = MOST_TAG >> 1
 _CALLS_BEFORE_GROUP = 4
 """Making a group of the engine takes milliseconds: the first collectives of a communicator do without."""
 
@@ -25,7 +38,6 @@ class CommState(State):
         self, world: World, contexts: Any, ranks: Sequence[int], context: int, serial: int,
         remote: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
         self.world, self.contexts, self.ranks = world, contexts, tuple(ranks)
         self.rank, self.size = self.ranks.index(world.rank), len(self.ranks)
         self.remote = None if remote is None else tuple(remote)
@@ -33,8 +45,8 @@ class CommState(State):
         whole = self.peers == tuple(range(world.size))
         self.places: Any = self.peers if whole else {peer: rank for rank, peer in enumerate(self.peers)}
         self.context, self.serial = context, serial
-        self.base, self.hidden = 2 * context << TAG_BITS, 2 * context + 1 << TAG_BITS
-        self.any_tag = -2 - 2 * context
+        self.messages = Messages(world, 2 * context + 1)
+        self.hidden = Messages(world, 2 * context + 2)
         self.handler: Any = None
         self.info: dict[str, str] = {}
         self.locks: dict[str, Any] = {}
@@ -49,12 +61,30 @@ class CommState(State):
 
     def lane_of(self, number: int) -> Lane:
         """The messages of the collective with a number."""
-        tag = self.hidden | number & MOST_TAG
-        made = Lane(self.world, self.peers, self.rank, len(self.peers), self.places, tag)
+        tag = number & _COLLECTIVE_TAGS
+        made = Lane(self.hidden, self.peers, self.rank, len(self.peers), self.places, tag)
         if self.remote is not None:
             places = {rank: place for place, rank in enumerate(self.ranks)}
-            made.local = Lane(self.world, self.ranks, self.rank, self.size, places, tag)
+            made.local = Lane(self.hidden, self.ranks, self.rank, self.size, places, tag)
         return made
+
+    def lane_of_few(self, ranks: Sequence[int], tag: int) -> Lane:
+        """The messages of some ranks of the world, whose program has agreed on a tag."""
+        places = {rank: place for place, rank in enumerate(ranks)}
+        mine = places.get(self.world.rank, 0)
+        return Lane(
+            self.hidden, ranks, mine, len(ranks), places, tag & _COLLECTIVE_TAGS | _COLLECTIVE_TAGS + 1
+        )
+
+    def fast_group(self) -> Any:
+        """The group of the engine for a blocking call whose arguments need no reading, or None.
+
+        The call counts as a collective, as on ranks whose arguments do.
+        """
+        if self._group is None or moving():
+            return None
+        self._sequence += 1
+        return self._group
 
     def ready_group(self) -> Any:
         """The group of the engine if there is one already."""

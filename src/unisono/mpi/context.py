@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from unisono._native import MOST_CONTEXTS
 from unisono.mpi import constants, object_schedules
 from unisono.mpi.errors import Exception
 from unisono.mpi.lane import Lane
 from unisono.mpi.progress import Schedule
-from unisono.mpi.transport import TAG_BITS
 
-_CONTEXTS = 1 << (30 - TAG_BITS)
+_CONTEXTS = (MOST_CONTEXTS - 1) // 2
 """Each communicator has two: for its program's messages, and for its collectives."""
 WORLD_CONTEXT, SELF_CONTEXT = 0, 1
 

@@ -11,9 +11,11 @@ from unisono.mpi import constants, layout
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.darray import owned_indices
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.handle import Handle, State
+from unisono.mpi.fortran_types import FortranTypes
+from unisono.mpi.handle import Handle
 from unisono.mpi.layout import Layout
 from unisono.mpi.packing import Packing
+from unisono.mpi.type_state import Type, codes
 
 _COMBINERS = {
     number: name.removeprefix("COMBINER_")
@@ -24,36 +26,10 @@ _F90 = tuple(number for number, name in _COMBINERS.items() if name.startswith("F
 _PREDEFINED = (constants.COMBINER_NAMED, constants.COMBINER_VALUE_INDEX, *_F90)
 
 
-class Type(State):
-    """The state of a datatype.
-
-    dtype: NumPy's, where all elements are of one; None: a mixture.  code: that of the named type.
-    types: of which it is made.  params: the arguments that made it.
-    """
-
-    def __init__(
-        self, where: Layout, dtype: Any, combiner: int, types: tuple[Type, ...] = (), params: Any = None
-    ) -> None:
-        super().__init__()
-        self.layout, self.dtype, self.combiner, self.types = where, dtype, combiner, types
-        self.params: dict[str, Any] = params or {}
-        self.code: str | None = None
-
-    @property
-    def size(self) -> int:
-        """Bytes of data in one item."""
-        return self.layout.size
-
-    @property
-    def extent(self) -> int:
-        """Bytes from one item to the next."""
-        return self.layout.extent
-
-
-class Datatype(HasAttributes, Packing, Handle):
+class Datatype(FortranTypes, HasAttributes, Packing, Handle):
     """The type of the items of a message."""
 
-    _state: Type
+    _state: Any
 
     def _alive(self) -> Type:
         if self._state is None:
@@ -314,8 +290,8 @@ class Datatype(HasAttributes, Packing, Handle):
         if base is None:
             base = Datatype._of(state.types[0]) if state.types else DATATYPE_NULL
         params = dict(state.params)
-        if "datatypes" in params:  # handles that the caller may free
-            params["datatypes"] = [Datatype(one) for one in params["datatypes"]]
+        if "datatypes" in params:  # the caller may free them
+            params["datatypes"] = [Datatype._of(one) for one in state.types]
         return base, _COMBINERS[state.combiner], params
 
     envelope = property(Get_envelope)
@@ -347,7 +323,7 @@ def _numbers_of(state: Type) -> tuple[list[int], list[int]]:
         return [params["count"], params["blocklength"]], [params["stride"]]
     if name == "RESIZED":
         return [], [params["lb"], params["extent"]]
-    lengths, at = params.get("blocklengths"), params.get("displacements")
+    lengths, at = params.get("blocklengths", []), params.get("displacements", [])
     if name == "INDEXED":
         return [len(lengths), *lengths, *at], []
     if name in ("HINDEXED", "STRUCT"):
@@ -377,5 +353,3 @@ def _lists(lengths: Sequence[int], displacements: Sequence[int]) -> tuple[list[i
 
 
 DATATYPE_NULL = Datatype()
-codes: dict[str, Datatype] = {}
-"""The named type of each character or string of NumPy; named_types.py fills it."""

@@ -6,9 +6,14 @@ So the producer keeps the tensor, and the capsule is kept as long as the memory 
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
+from unisono.mpi.errors import whole
+
 _HOST_DEVICES = (1, 3, 11)  # CPU, and memory of the host that CUDA and ROCm have pinned
+_MAJOR = 1
+_VERSIONED_OFFSET = 32  # of the tensor in a DLManagedTensorVersioned
 _KINDS = {
     (0, 8): "b", (0, 16): "h", (0, 32): "i", (0, 64): "l", (1, 8): "B", (1, 16): "H", (1, 32): "I",
     (1, 64): "L", (2, 16): "e", (2, 32): "f", (2, 64): "d", (2, 128): "g", (5, 64): "F", (5, 128): "D",
@@ -36,24 +41,46 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
-def tensor_of(x: Any) -> tuple[int, int, str, Any]:
-    """(address, bytes, character of NumPy, what to keep) of the tensor of an object.
+def _capsule_of(x: Any) -> Any:
+    kind, number = x.__dlpack_device__()
+    stream = None if whole(kind, "dlpack: device") in _HOST_DEVICES else -1  # -1: wait for nothing
+    whole(number, "dlpack: device")
+    try:
+        return x.__dlpack__(stream=stream, max_version=(1, 0))
+    except TypeError:  # a producer of the old interface
+        return x.__dlpack__(stream=stream)
+
+
+def _tensor_in(capsule: Any) -> tuple[_Tensor, bool]:
+    """(the tensor, whether it is read-only)."""
+    try:
+        return _Tensor.from_address(_pointer(capsule, b"dltensor")), False
+    except ValueError:
+        pass
+    try:
+        at = _pointer(capsule, b"dltensor_versioned")
+    except ValueError:
+        raise BufferError("dlpack: the capsule has no tensor") from None
+    if ctypes.c_uint32.from_address(at).value != _MAJOR:
+        raise BufferError("dlpack: the tensor has another version")
+    flags = ctypes.c_uint64.from_address(at + _VERSIONED_OFFSET - 8).value
+    return _Tensor.from_address(at + _VERSIONED_OFFSET), bool(flags & 1)
+
+
+def tensor_of(x: Any) -> tuple[int, int, str, bool, Any]:
+    """(address, bytes, character of NumPy, read-only, what to keep) of the tensor of an object.
 
     Raises:
         BufferError: it is not in the host's memory, not contiguous, or of a type that has no name here.
     """
-    if int(x.__dlpack_device__()[0]) not in _HOST_DEVICES:
-        raise BufferError("dlpack: the tensor is not in the memory of the host")
-    capsule = x.__dlpack__()
-    try:
-        at = _pointer(capsule, b"dltensor")
-    except ValueError:
-        raise BufferError("dlpack: the capsule has no tensor") from None
-    tensor = _Tensor.from_address(at)
+    capsule = _capsule_of(x)
+    tensor, readonly = _tensor_in(capsule)
     pair = tensor.code == 2 and tensor.lanes == 2  # a complex number, of producers that know no complex type
     bits = tensor.bits * tensor.lanes
     kind = _KINDS.get((5 if pair else tensor.code, bits))
-    if kind is None or not (pair or tensor.lanes == 1):
+    if tensor.lanes > 1 or kind is None:
+        kind = kind if pair and kind else f"V{bits // 8}"  # no type has this name: the caller gives one
+    if bits % 8:
         raise BufferError(f"dlpack: type code {tensor.code} of {tensor.bits} bits, {tensor.lanes} lanes")
     if tensor.ndim < 0 or (tensor.ndim and not tensor.shape):
         raise BufferError("dlpack: the tensor has no shape")
@@ -66,9 +93,21 @@ def tensor_of(x: Any) -> tuple[int, int, str, Any]:
     count = 1
     for size in shape:
         count *= size
-    if count and not tensor.data:
-        raise BufferError("dlpack: the tensor has no memory")
-    return (tensor.data or 0) + tensor.byte_offset, count * bits // 8, kind, capsule
+    if count and not (tensor.data and readable(tensor.data)):
+        raise BufferError("dlpack: the tensor is not in the memory of the host")
+    return (tensor.data or 0) + tensor.byte_offset, count * bits // 8, kind, readonly, capsule
+
+
+def readable(address: int) -> bool:
+    """Whether this process can read the byte at an address: not that of a device."""
+    byte = ctypes.create_string_buffer(1)
+    there = (ctypes.c_size_t * 2)(address, 1)
+    here = (ctypes.c_size_t * 2)(ctypes.addressof(byte), 1)
+    found: int = _libc.process_vm_readv(os.getpid(), here, 1, there, 1, 0)
+    return found == 1
+
+
+_libc = ctypes.CDLL(None)
 
 
 def contiguous(shape: Any, strides: Any, itemsize: int) -> bool:

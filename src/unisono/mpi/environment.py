@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import os
 import platform
 import sys
 import threading
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 import unisono
 from unisono.mpi import constants
 from unisono.mpi.comm import COMM_SELF, COMM_WORLD
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.context import SELF_CONTEXT, WORLD_CONTEXT, Contexts
+from unisono.mpi.ending import worlds
 from unisono.mpi.errors import Exception
 from unisono.mpi.progress import finish_all
 from unisono.mpi.transport import World
@@ -63,6 +63,7 @@ def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:
     COMM_SELF._refer(CommState(world, contexts, [world.rank], SELF_CONTEXT, 0))
     COMM_WORLD._state.name, COMM_SELF._state.name = "MPI_COMM_WORLD", "MPI_COMM_SELF"
     _Life.world, _Life.initialized, _Life.level = world, True, required
+    worlds.append(world.group)
     _Life.thread = threading.get_ident()
     atexit.register(_at_exit)  # after the group's own, so that it runs before
     return constants.THREAD_MULTIPLE
@@ -80,6 +81,7 @@ def Finalize() -> None:
     world.group.barrier()
     _Life.finalized = True
     COMM_WORLD._state = COMM_SELF._state = None
+    worlds.clear()
     world.group.close()
 
 
@@ -109,15 +111,6 @@ def Query_thread() -> int:
 def Is_thread_main() -> bool:
     """Whether this thread has initialized MPI."""
     return threading.get_ident() == _Life.thread
-
-
-def abort(errorcode: int) -> NoReturn:
-    """End the job with an exit status."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if _Life.world is not None and not _Life.finalized:
-        _Life.world.group.abort()
-    os._exit(errorcode & 0xFF or 1)
 
 
 Wtime = time.perf_counter

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.mpi import constants
+from unisono.mpi.ending import abort
 from unisono.mpi.handle import Handle, State
 
 _TEXTS = {number: f"MPI_{name}" for name, number in vars(constants).items() if name.startswith("ERR_")}
@@ -144,7 +145,6 @@ def _remove(code: int, found: bool) -> None:
 
 class _Handler(State):
     def __init__(self, name: str, function: Callable[[Any, int], None] | None = None) -> None:
-        super().__init__()
         self.name, self.function = name, function
 
 
@@ -208,8 +208,6 @@ def call(owner: Any, errorcode: int) -> None:
     if handler.function is not None:
         handler.function(owner, errorcode)
     elif handler.name != "ERRORS_RETURN":
-        from unisono.mpi.environment import abort
-
         abort(errorcode)
 
 

@@ -14,7 +14,6 @@ class Members(State):
     """The state of a group: ranks of the world, and which of them this process is."""
 
     def __init__(self, ranks: Sequence[int], own: int) -> None:
-        super().__init__()
         self.ranks, self.own = tuple(ranks), own
 
 
@@ -26,7 +25,7 @@ class Group(Handle):
     def _alive(self) -> Members:
         if self._state is None:
             raise Exception(constants.ERR_GROUP, "the group is null")
-        return self._state  # type: ignore[no-any-return]
+        return self._state
 
     def _new(self, ranks: Sequence[int]) -> Group:
         if not ranks:
@@ -103,13 +102,8 @@ class Group(Handle):
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
         """The ranks in another group (None: the world) of these ranks (None: all)."""
         members = self._alive().ranks
-        if group is None:
-            from unisono.mpi.comm import COMM_WORLD
-
-            other: tuple[int, ...] = COMM_WORLD._state.ranks
-        else:
-            other = group._alive().ranks
         numbers = list(range(len(members))) if ranks is None else [whole(rank, "rank") for rank in ranks]
+        other = None if group is None else group._alive().ranks
         return [_translated(members, other, rank) for rank in numbers]
 
     def Dup(self) -> Group:
@@ -127,11 +121,14 @@ class Group(Handle):
         self._state = None
 
 
-def _translated(members: tuple[int, ...], other: tuple[int, ...], rank: int) -> int:
+def _translated(members: tuple[int, ...], other: tuple[int, ...] | None, rank: int) -> int:
+    """other: None: the world."""
     if rank == constants.PROC_NULL:
         return rank
     if not 0 <= rank < len(members):
         raise Exception(constants.ERR_RANK, f"rank {rank} of a group of {len(members)}")
+    if other is None:
+        return members[rank]
     return other.index(members[rank]) if members[rank] in other else constants.UNDEFINED
 
 

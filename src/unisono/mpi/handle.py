@@ -17,12 +17,25 @@ constants: dict[tuple[type, int], str] = {}
 class State:
     """What handles refer to: it has a number, its attributes, and a name. kind: the class of handles."""
 
-    def __init__(self) -> None:
-        self.number = next(_numbers)
-        self.attributes: dict[int, Any] = {}
-        self.name = ""
-        self.kind: Any = None
-        _states[self.number] = self
+    name = ""
+    kind: Any = None
+    _number = 0
+    _attributes: dict[int, Any] | None = None
+
+    @property
+    def number(self) -> int:
+        """A number of its own, from when it is asked for."""
+        if self._number == 0:
+            self._number = next(_numbers)
+            _states[self._number] = self
+        return self._number
+
+    @property
+    def attributes(self) -> dict[int, Any]:
+        """Values of a program, by key."""
+        if self._attributes is None:
+            self._attributes = {}
+        return self._attributes
 
 
 class Handle:
@@ -85,7 +98,7 @@ class Handle:
         handle = int(handle)
         if handle and handle not in _states:
             raise ValueError(f"no {cls.__name__} has the handle {handle}")
-        return _states[handle].kind._of(_states[handle]) if handle else cls()
+        return (_states[handle].kind or cls)._of(_states[handle]) if handle else cls()
 
     toint = py2f = lambda self: self.handle
     fromint = f2py = fromhandle

@@ -13,7 +13,6 @@ from unisono.mpi.handle import Handle, State
 
 class _Pairs(State):
     def __init__(self, pairs: dict[str, str]) -> None:
-        super().__init__()
         self.pairs = pairs
 
 

@@ -9,35 +9,17 @@ import numpy as np
 from unisono.mpi import constants, object_schedules, schedules
 from unisono.mpi.collectives import SHARED, SUM, copy_of
 from unisono.mpi.comm import COMM_NULL, COMM_WORLD, Comm, Intracomm, hash_of
-from unisono.mpi.comm_state import CommState
+from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.group import Group, Members
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
 from unisono.mpi.op import Op, check_alike, check_type
-from unisono.mpi.pickling import pickle
 from unisono.mpi.plan import Plan, forms
 from unisono.mpi.progress import Schedule, complete
-from unisono.mpi.transport import MOST_TAG
+from unisono.mpi.sides import both_sides, swap_leaders
 
 ROOT, PROC_NULL = constants.ROOT, constants.PROC_NULL
-
-
-def both_sides(lane: Lane, obj: Any) -> Schedule:
-    """(the objects of this side's ranks, those of the other side's), on every rank."""
-    mine = yield from object_schedules.gather(lane.local, obj, 0)
-    theirs = None
-    if lane.rank == 0:
-        incoming = lane.receive_bytes(0)
-        yield [incoming, lane.send_bytes(0, pickle.dumps(mine))]
-        theirs = pickle.loads(incoming.value)
-    return (yield from object_schedules.broadcast(lane.local, (mine, theirs), 0))
-
-
-def swap_leaders(lane: Lane, packed: Any, room: Any) -> Schedule:
-    """Ranks 0 of both sides exchange bytes."""
-    if lane.rank == 0:
-        yield [lane.receive(0, room), lane.send(0, packed)]
 
 
 class Intercomm(Comm):
@@ -54,7 +36,7 @@ class Intercomm(Comm):
     def Get_remote_group(self) -> Group:
         """The ranks of the other side."""
         state = self._alive()
-        return Group._of(Members(state.peers, state.world.rank))  # type: ignore[no-any-return]
+        return Group._of(Members(state.peers, state.world.rank))
 
     remote_size, remote_group = property(Get_remote_size), property(Get_remote_group)
 
@@ -93,7 +75,7 @@ class Intercomm(Comm):
         (mine, theirs), context, serial = complete(self._agree(state.lane(), bool(high)))
         first = not mine[0] if mine[0] != theirs[0] else state.ranks < state.peers
         ranks = state.ranks + state.peers if first else state.peers + state.ranks
-        return Intracomm._of(CommState(state.world, state.contexts, ranks, context, serial))  # type: ignore[no-any-return]
+        return Intracomm._of(CommState(state.world, state.contexts, ranks, context, serial))
 
     @classmethod
     def Create_from_groups(
@@ -110,7 +92,7 @@ class Intercomm(Comm):
         state = COMM_WORLD._alive()
         local = COMM_WORLD.Create_group(local_group, hash_of(stringtag))
         peer = remote_group._alive().ranks[remote_leader]
-        made = create_intercomm(local, local_leader, COMM_WORLD, state.ranks.index(peer), hash_of(stringtag))
+        made = local.Create_intercomm(local_leader, COMM_WORLD, state.ranks.index(peer), hash_of(stringtag))
         local.Free()
         if errhandler is not None:
             made.Set_errhandler(errhandler)
@@ -237,15 +219,20 @@ class Intercomm(Comm):
 
     def _reduce_scatter_block(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
         """Reduce the items of the other side, and give every rank a block of one size."""
-        return self._reduce_blocks(lane, sendbuf, recvbuf, op)
+        return self._reduce_parts(lane, sendbuf, recvbuf, op)
 
     def _reduce_scatter(
-        self, lane: Lane, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM
-    ) -> Plan:  # noqa: ARG002
+        self,
+        lane: Lane,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Any = None,  # noqa: ARG002
+        op: Op = SUM,
+    ) -> Plan:
         """Reduce the items of the other side, and give every rank a block of any size."""
-        return self._reduce_blocks(lane, sendbuf, recvbuf, op)
+        return self._reduce_parts(lane, sendbuf, recvbuf, op)
 
-    def _reduce_blocks(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op) -> Plan:
+    def _reduce_parts(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op) -> Plan:
         target, source = simple(recvbuf, writable=True), simple(sendbuf, writable=False)
         check_type(op, source.type)
         packed, byte = copy_of(source), Block(None, 0, 0, _BYTE).type
@@ -304,7 +291,7 @@ class Intercomm(Comm):
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """The objects of the other side."""
-        return complete(both_sides(self._alive().lane(), sendobj))[1]  # type: ignore[no-any-return]
+        return complete(both_sides(self._alive().lane(), sendobj))[1]
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         """Object i goes to rank i of the other side."""
@@ -313,7 +300,7 @@ class Intercomm(Comm):
         if len(objects) != lane.size:
             raise ValueError(f"expecting {lane.size} items, got {len(objects)}")
         ranks = list(range(lane.size))
-        return complete(object_schedules.exchange(lane, list(enumerate(objects)), ranks))  # type: ignore[no-any-return]
+        return complete(object_schedules.exchange(lane, list(enumerate(objects)), ranks))
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
         """The objects of the other side, reduced, on the root."""
@@ -353,6 +340,7 @@ class _Repeated:
 
 _BYTE = simple(b"", writable=False).type
 forms(Intercomm, SHARED)
+classes[INTER] = Intercomm
 
 
 def _nothing() -> Schedule:
@@ -366,42 +354,3 @@ def _sends(lane: Lane, blocks: list[Block], rank: int | None = None) -> Schedule
 
 def _receives(lane: Lane, blocks: list[tuple[int, Block]]) -> Schedule:
     yield [lane.receive_block(rank, block) for rank, block in blocks]
-
-
-def create_intercomm(
-    self: Any, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0
-) -> Intercomm:
-    """Two communicators whose leaders know each other in `peer_comm`."""
-    state = self._alive()
-    lane, contexts = state.lane(), state.contexts
-    if not 0 <= local_leader < state.size:
-        raise Exception(constants.ERR_RANK, f"local_leader is {local_leader}")
-
-    def schedule() -> Schedule:
-        told = yield from object_schedules.all_gather(lane, contexts.offer())
-        remote = None
-        if lane.rank == local_leader:
-            peers = peer_comm._alive()
-            between = peers.lane_of(0)
-            between._tag = peers.hidden | tag & MOST_TAG
-            (remote,) = yield from object_schedules.exchange(
-                between, [(remote_leader, (state.ranks, told))], [remote_leader]
-            )
-        ranks, theirs = yield from object_schedules.broadcast(lane, remote, local_leader)
-        return ranks, contexts.take([*told, *theirs])
-
-    ranks, (context, serial) = complete(schedule())
-    return Intercomm._of(CommState(state.world, contexts, state.ranks, context, serial, ranks))  # type: ignore[no-any-return]
-
-
-def spawn(self: Any, *args: Any, **options: Any) -> Any:  # noqa: ARG001
-    """Not there: the launcher starts all ranks."""
-    raise NotImplementedError(
-        "Spawn: the launcher starts all ranks of a job. Start more ranks (unisono run -n N) and split them, "
-        "or use mpi4py.futures, which needs no spawning."
-    )
-
-
-Intracomm.Create_intercomm = create_intercomm  # type: ignore[attr-defined]
-for _name in ("Spawn", "Spawn_multiple", "Accept", "Connect"):
-    setattr(Intracomm, _name, spawn)

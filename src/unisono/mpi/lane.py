@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from unisono.mpi import constants
+from unisono.mpi.errors import Exception
 from unisono.mpi.message_spec import Block
 from unisono.mpi.progress import Operation
-from unisono.mpi.transport import Transfer, World, as_bytes, receive_bytes
+from unisono.mpi.transport import BlockReceive, Messages, Transfer, as_bytes
 
 
 class Lane:
@@ -18,20 +20,20 @@ class Lane:
     world.  local: the lane of this side.
     """
 
-    __slots__ = ("_places", "_tag", "_world", "local", "peers", "rank", "size")
+    __slots__ = ("_messages", "_places", "_tag", "local", "peers", "rank", "size")
 
-    def __init__(self, world: World, peers: Any, rank: int, size: int, places: Any, tag: int) -> None:
-        self._world, self.peers, self.rank, self.size = world, peers, rank, size
+    def __init__(self, messages: Messages, peers: Any, rank: int, size: int, places: Any, tag: int) -> None:
+        self._messages, self.peers, self.rank, self.size = messages, peers, rank, size
         self._places, self._tag = places, tag
         self.local = self
 
     def send(self, rank: int, data: Any) -> Operation:
         """Send bytes."""
-        return self._world.start_send(data, self.peers[rank], self._tag)
+        return self._messages.start_send(data, self.peers[rank], self._tag)
 
     def receive(self, rank: int, room: Any) -> Operation:
         """Receive bytes of a known number into memory."""
-        found: Operation = self._world.start_receive(room, self.peers[rank], self._tag, Transfer)
+        found: Operation = self._messages.start_receive(room, self.peers[rank], self._tag, Transfer)
         return found
 
     def send_block(self, rank: int, block: Block) -> Operation:
@@ -40,9 +42,7 @@ class Lane:
 
     def receive_block(self, rank: int, block: Block) -> Operation:
         """Receive items."""
-        from unisono.mpi.transport import BlockReceive
-
-        found: Operation = self._world.start_receive(
+        found: Operation = self._messages.start_receive(
             block.room(), self.peers[rank], self._tag, BlockReceive, self._places, block
         )
         return found
@@ -53,16 +53,13 @@ class Lane:
 
     def receive_bytes(self, rank: int) -> Operation:
         """Receive such bytes: they are the operation's value."""
-        return receive_bytes(self._world, self.peers[rank], self._tag, self._places)
+        return self._messages.start_receive_bytes(self.peers[rank], self._tag, self._places)
 
 
 def copy_block(source: Block, target: Block) -> None:
     """Copy a rank's block for itself."""
     packed = source.pack()
     if packed.size > target.nbytes:
-        from unisono.mpi import constants
-        from unisono.mpi.errors import Exception
-
         raise Exception(
             constants.ERR_TRUNCATE, f"{packed.size} bytes for this rank itself, but room for {target.nbytes}"
         )

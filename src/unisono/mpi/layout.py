@@ -149,7 +149,7 @@ def repeated(one: Layout, count: int, stride: int) -> Layout:
     if len(one.runs) == 1:
         (run,) = one.runs
         merges = not run.dims and run.length == stride
-        runs = (
+        runs: tuple[Run, ...] = (
             Run(run.offset, (), run.length * count)
             if merges
             else Run(run.offset, ((count, stride), *run.dims), run.length),

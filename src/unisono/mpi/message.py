@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi import constants
+from unisono.mpi.addresses import fill_status, origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
@@ -15,14 +16,12 @@ from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Ended, Operation
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import receive_bytes
 
 
 class _Taken(State):
     """The bytes of a message; None: of no rank."""
 
     def __init__(self, data: Any, operation: Operation) -> None:
-        super().__init__()
         self.data, self.operation = data, operation
 
 
@@ -36,13 +35,11 @@ class Message(Handle):
         cls, comm: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> Any:
         """Wait for a message, and take it."""
-        from unisono.mpi.point_to_point import fill_status, origin
-
         state = comm._alive()
         if source == PROC_NULL:
             fill_status(status, Ended(PROC_NULL))
             return cls(MESSAGE_NO_PROC)
-        operation = receive_bytes(state.world, *origin(state, source, tag), state.places)
+        operation = state.messages.start_receive_bytes(*origin(state, source, tag), state.places)
         operation.block()
         fill_status(status, operation)
         return cls._of(_Taken(operation.value, operation))
@@ -69,14 +66,12 @@ class Message(Handle):
 
     def Recv(self, buf: Any, status: Status | None = None) -> None:
         """Receive it into a buffer."""
-        from unisono.mpi.point_to_point import fill_status
-
         operation = self._receive(buf)
         fill_status(status, operation)
 
     def Irecv(self, buf: Any) -> Request:
         """See `Recv`."""
-        return Request._for(self._receive(buf))  # type: ignore[no-any-return]
+        return Request._for(self._receive(buf))
 
     def _receive(self, buf: Any) -> Operation:
         block = None if self == MESSAGE_NO_PROC else simple(buf, writable=True)
@@ -95,15 +90,13 @@ class Message(Handle):
 
     def recv(self, status: Status | None = None) -> Any:
         """Receive its object."""
-        from unisono.mpi.point_to_point import fill_status
-
         operation = self._receive_object()
         fill_status(status, operation)
         return operation.value
 
     def irecv(self) -> Request:
         """See `recv`."""
-        return Request._for(self._receive_object())  # type: ignore[no-any-return]
+        return Request._for(self._receive_object())
 
     def _receive_object(self) -> Operation:
         empty = self == MESSAGE_NO_PROC

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi import constants
-from unisono.mpi.datatype import Datatype, Type, codes
-from unisono.mpi.errors import Exception, whole
 from unisono.mpi.buffers import BOTTOM, at_address, bytes_of, is_buffer
+from unisono.mpi.datatype import Datatype
+from unisono.mpi.errors import Exception, whole
 from unisono.mpi.named_types import NAMED
+from unisono.mpi.type_state import Type, codes
 
 _BYTE = NAMED["BYTE"]
 
@@ -99,6 +100,8 @@ def _datatype(given: Any) -> Datatype:
         return given
     if isinstance(given, str) and given in codes:
         return codes[given]
+    if isinstance(given, str) and given[:1] == ">":
+        raise BufferError(f"format string {given!r} with non-native byte order")
     if isinstance(given, str):
         raise KeyError(f"cannot map {given!r} to MPI datatype")
     raise TypeError(f"message: expecting a datatype, got {type(given).__name__}")
@@ -111,8 +114,6 @@ def _split(message: Any, pairs: Any) -> tuple[Any, Any, Any, Any]:
             return message, None, None, None
         raise TypeError("message: expecting buffer or list/tuple")
     if not 2 <= len(message) <= 4:
-        if isinstance(message, list | tuple) and is_buffer(message):
-            return message, None, None, None
         raise ValueError("message: expecting 2 to 4 items")
     buf, count, displ, kind = message[0], None, None, None
     if len(message) == 4:
@@ -148,7 +149,7 @@ def _infer(kind: Datatype, length: int) -> int:
         raise ValueError(f"message: cannot infer count, datatype extent {extent}")
     if length % extent:
         raise ValueError(
-            f"message: cannot infer count, buffer length {length} is not a multiple of datatype extent {extent}"
+            f"message: cannot infer count, {length} bytes are no multiple of the datatype extent {extent}"
         )
     return length // extent
 

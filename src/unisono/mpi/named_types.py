@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from unisono.mpi import constants, layout
-from unisono.mpi.datatype import DATATYPE_NULL, Datatype, Type, codes
-from unisono.mpi.handle import Handle
+from unisono.mpi.datatype import DATATYPE_NULL, Datatype
+from unisono.mpi.type_state import Type, codes, named
 
 _NAMED = {
     "BYTE": "B", "PACKED": "B", "AINT": "p", "OFFSET": "p", "COUNT": "p", "CHAR": "c", "WCHAR": "i",
@@ -21,8 +19,8 @@ _NAMED = {
     "LOGICAL": "i", "INTEGER": "i", "REAL": "f", "DOUBLE_PRECISION": "d", "COMPLEX": "F",
     "DOUBLE_COMPLEX": "D", "LOGICAL1": "b", "LOGICAL2": "h", "LOGICAL4": "i", "LOGICAL8": "l",
     "INTEGER1": "b", "INTEGER2": "h", "INTEGER4": "i", "INTEGER8": "l", "REAL2": "e", "REAL4": "f",
-    "REAL8": "d", "REAL16": "g", "COMPLEX8": "F", "COMPLEX16": "D", "COMPLEX32": "G", "FLOAT16_T": "e", "FLOAT32_T": "f",
-    "FLOAT64_T": "d",
+    "REAL8": "d", "REAL16": "g", "COMPLEX8": "F", "COMPLEX16": "D", "COMPLEX32": "G", "FLOAT16_T": "e",
+    "FLOAT32_T": "f", "FLOAT64_T": "d",
 }  # fmt: skip
 _PAIRS = {
     "SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d",
@@ -73,7 +71,8 @@ def _make(name: str, state: Type) -> Datatype:
     return made
 
 
-NAMED = _named()
+named.update(_named())
+NAMED: dict[str, Datatype] = named
 
 
 def _fill_codes() -> None:
@@ -91,70 +90,3 @@ def _fill_codes() -> None:
 
 
 _fill_codes()
-
-
-def _of_class(kind: str, size: int) -> Datatype:
-    name = {"i": "INTEGER", "f": "REAL", "c": "COMPLEX"}[kind] + str(size)
-    return NAMED.get(name, DATATYPE_NULL)
-
-
-def match_size(typeclass: int, size: int) -> Datatype:
-    """The Fortran type of a class with this size."""
-    kind = {
-        constants.TYPECLASS_INTEGER: "i", constants.TYPECLASS_REAL: "f", constants.TYPECLASS_COMPLEX: "c",
-    }.get(typeclass)  # fmt: skip
-    found = NAMED.get(f"LOGICAL{size}", DATATYPE_NULL) if kind is None else _of_class(kind, size)
-    if not found:
-        from unisono.mpi.errors import Exception
-
-        raise Exception(constants.ERR_ARG, f"there is no type of {size} bytes in class {typeclass}")
-    return found
-
-
-def value_index(value: Datatype, index: Datatype) -> Datatype:
-    """The type of pairs for MAXLOC; null where there is none."""
-    if index == NAMED["INT"]:
-        for name, code in _PAIRS.items():
-            if value._state is not None and value._state.code == code:
-                return NAMED[name]
-    return DATATYPE_NULL
-
-
-def _predefined(made: Any) -> Any:
-    return Datatype(made)
-
-
-def f90(base: str, combiner: int, **params: Any) -> Datatype:
-    """The type of Fortran with this precision."""
-    where = NAMED[base]._state
-    made: Datatype = Datatype._of(Type(where.layout, where.dtype, combiner, (), params))
-    made._state.code = where.code
-    return made
-
-
-def f90_integer(r: int) -> Datatype:
-    """An integer of r decimal digits."""
-    base = next(
-        n
-        for digits, n in ((2, "INTEGER1"), (4, "INTEGER2"), (9, "INTEGER4"), (99, "INTEGER8"))
-        if r <= digits
-    )
-    return f90(base, constants.COMBINER_F90_INTEGER, r=r)
-
-
-def f90_real(p: int, r: int) -> Datatype:
-    """A real number of p digits and an exponent of r."""
-    return f90("REAL4" if p <= 6 and r <= 37 else "REAL8", constants.COMBINER_F90_REAL, p=p, r=r)
-
-
-def f90_complex(p: int, r: int) -> Datatype:
-    """A complex number of such reals."""
-    return f90("COMPLEX8" if p <= 6 and r <= 37 else "COMPLEX16", constants.COMBINER_F90_COMPLEX, p=p, r=r)
-
-
-Datatype.Match_size = staticmethod(match_size)  # type: ignore[attr-defined]
-Datatype.Get_value_index = staticmethod(value_index)  # type: ignore[attr-defined]
-Datatype.Create_f90_integer = staticmethod(f90_integer)  # type: ignore[attr-defined]
-Datatype.Create_f90_real = staticmethod(f90_real)  # type: ignore[attr-defined]
-Datatype.Create_f90_complex = staticmethod(f90_complex)  # type: ignore[attr-defined]
-_ = Handle

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.mpi import object_schedules
+from unisono.mpi.addresses import destination, fill_status, origin
 from unisono.mpi.collectives import check_root
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.message import Message
 from unisono.mpi.op import OPS
 from unisono.mpi.pickling import pickle
-from unisono.mpi.point_to_point import destination, fill_status, origin
-from unisono.mpi.progress import Ended, Operation, complete
+from unisono.mpi.progress import Ended, Operation, complete, moving
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import as_bytes, receive_bytes
+from unisono.mpi.transport import as_bytes
 
 SUM = OPS["SUM"]
 
@@ -34,14 +34,17 @@ class ObjectMessages:
             return Ended()
         peer, full = destination(state, dest, tag)
         data = as_bytes(pickle.dumps(obj))
-        found: Operation = state.world.start_send(data, peer, full, synchronous)
+        found: Operation = state.messages.start_send(data, peer, full, synchronous)
         return found
 
     def _receive_object(self, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
             return Ended(PROC_NULL)
-        return receive_bytes(state.world, *origin(state, source, tag), state.places, pickle.loads)
+        found: Operation = state.messages.start_receive_bytes(
+            *origin(state, source, tag), state.places, pickle.loads
+        )
+        return found
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""
@@ -49,7 +52,9 @@ class ObjectMessages:
         if dest == PROC_NULL:
             return
         peer, full = destination(state, dest, tag)
-        state.world.send(as_bytes(pickle.dumps(obj)), peer, full)
+        data = pickle.dumps(obj)
+        if moving() or state.messages.quick._send(data, peer, full, None) is None:
+            state.messages.send(as_bytes(data), peer, full)
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object, and wait until a receive has matched."""
@@ -65,6 +70,14 @@ class ObjectMessages:
         """Receive an object. buf: not used."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
+        if source != PROC_NULL and not moving():
+            state = self._alive()
+            found = state.messages.quick._recv_object(None, *origin(state, source, tag), None)
+            if found is not None:
+                data, sent = found
+                if status is not None:
+                    status._set(state.places[sent.source], sent.tag, sent.nbytes)
+                return pickle.loads(data)
         operation = self._receive_object(source, tag)
         operation.block()
         fill_status(status, operation)
@@ -72,20 +85,20 @@ class ObjectMessages:
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """See `send`."""
-        return Request._for(self._send_object(obj, dest, tag))  # type: ignore[no-any-return]
+        return Request._for(self._send_object(obj, dest, tag))
 
     def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """See `bsend`."""
         self._send_object(obj, dest, tag)
-        return Request._for(Ended())  # type: ignore[no-any-return]
+        return Request._for(Ended())
 
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """See `ssend`."""
-        return Request._for(self._send_object(obj, dest, tag, True))  # type: ignore[no-any-return]
+        return Request._for(self._send_object(obj, dest, tag, True))
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:  # noqa: ARG002
         """See `recv`."""
-        return Request._for(self._receive_object(source, tag))  # type: ignore[no-any-return]
+        return Request._for(self._receive_object(source, tag))
 
     def sendrecv(
         self,
@@ -115,13 +128,13 @@ class ObjectMessages:
 
     def mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
         """Wait for a message, and take it."""
-        return Message.probe(self, source, tag, status)  # type: ignore[no-any-return]
+        return Message.probe(self, source, tag, status)
 
     def improbe(
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> Message | None:
         """As `mprobe`, but None if no message has arrived."""
-        return Message.iprobe(self, source, tag, status)  # type: ignore[no-any-return]
+        return Message.iprobe(self, source, tag, status)
 
 
 class ObjectCollectives:
@@ -154,11 +167,11 @@ class ObjectCollectives:
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """The objects of all ranks, on every rank."""
-        return complete(object_schedules.all_gather(self._alive().lane(), sendobj))  # type: ignore[no-any-return]
+        return complete(object_schedules.all_gather(self._alive().lane(), sendobj))
 
     def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """Object i goes to rank i."""
-        return complete(object_schedules.all_to_all(self._alive().lane(), sendobj))  # type: ignore[no-any-return]
+        return complete(object_schedules.all_to_all(self._alive().lane(), sendobj))
 
     def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
         """The objects of all ranks, reduced in the order of ranks, on the root."""

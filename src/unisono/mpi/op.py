@@ -10,18 +10,19 @@ import numpy as np
 
 from unisono.engine.operations.reduction import ReduceOp
 from unisono.mpi import constants
-from unisono.mpi.datatype import Datatype, Type
+from unisono.mpi.byte_memory import buffer
+from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
-from unisono.mpi.byte_memory import buffer
 from unisono.mpi.message_spec import simple
+from unisono.mpi.type_state import Type
 
 _ENGINE_TYPES = "bBhilqfd"
 """NumPy's characters of the types that the engine reduces for every operation."""
 
 
 class _Operation(State):
-    """arrays(a, b): a op b.  objects: the same of two objects.  engine: the engine's operation, if it has one.
+    """arrays(a, b): a op b.  objects: the same of two objects.  engine: the engine's operation, or None.
 
     kinds: NumPy's kinds of types that it takes.  user: the program's function.
     """
@@ -29,9 +30,9 @@ class _Operation(State):
     def __init__(
         self, name: str, objects: Any, arrays: Any, kinds: str, engine: ReduceOp | None, commutes: bool = True
     ) -> None:
-        super().__init__()
         self.name, self.objects, self.arrays, self.kinds = name, objects, arrays, kinds
-        self.engine, self.commutes, self.user = engine, commutes, None
+        self.engine, self.commutes = engine, commutes
+        self.user: Callable[..., Any] | None = None
 
 
 class Op(Handle):
@@ -42,7 +43,7 @@ class Op(Handle):
     def _alive(self) -> _Operation:
         if self._state is None:
             raise Exception(constants.ERR_OP, "the operation is null")
-        return self._state  # type: ignore[no-any-return]
+        return self._state
 
     @classmethod
     def Create(cls, function: Callable[..., Any], commute: bool = False) -> Op:
@@ -77,6 +78,8 @@ class Op(Handle):
         target.fill(packed)
 
     def __call__(self, x: Any, y: Any) -> Any:
+        if self._state is None:
+            raise ValueError("cannot call the null operation")
         state = self._alive()
         if state.user is None:
             return state.objects(x, y)
@@ -128,7 +131,7 @@ def engine_op(op: Op, kind: Type) -> ReduceOp | None:
     state = op._state
     if state is None or state.engine is None or kind.dtype is None or kind.dtype.char not in _ENGINE_TYPES:
         return None
-    return state.engine if kind.dtype.kind in state.kinds else None  # type: ignore[no-any-return]
+    return state.engine if kind.dtype.kind in state.kinds else None
 
 
 def _pick(better: Any) -> Any:
@@ -147,6 +150,14 @@ def _pick(better: Any) -> Any:
         return (v, j) if j < i else (u, i)
 
     return objects, arrays
+
+
+def _first(x: Any, y: Any) -> Any:  # noqa: ARG001
+    return x
+
+
+def _second(x: Any, y: Any) -> Any:  # noqa: ARG001
+    return y
 
 
 def _logical(function: Any) -> Any:
@@ -169,8 +180,8 @@ def _predefined() -> dict[str, Op]:
         "BXOR": (operator.xor, np.bitwise_xor, bits, engine.BXOR),
         "MAXLOC": (*_pick(operator.gt), "V", None),
         "MINLOC": (*_pick(operator.lt), "V", None),
-        "REPLACE": (lambda x, y: y, None, "", None, False),
-        "NO_OP": (lambda x, y: x, None, "", None, False),
+        "REPLACE": (_second, None, "", None, False),
+        "NO_OP": (_first, None, "", None, False),
     }
     return {name: Op._of(_Operation(f"MPI_{name}", *row)) for name, row in rows.items()}
 

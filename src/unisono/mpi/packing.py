@@ -26,7 +26,7 @@ class Packing:
 
     def Pack_size(self, count: int, comm: Any) -> int:  # noqa: ARG002
         """The bytes that `count` items need."""
-        return whole(count, "count") * self._alive().size  # type: ignore[no-any-return]
+        return whole(count, "count") * self._alive().size
 
     def Pack_external(self, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
         """See `Pack`. datarep: "external32": numbers have their highest byte first."""
@@ -50,7 +50,7 @@ class Packing:
         if position + packed.size > room.size:
             raise Exception(constants.ERR_TRUNCATE, f"{packed.size} bytes at {position} of {room.size}")
         room[position : position + packed.size] = self._swapped(packed) if swap else packed
-        return position + packed.size  # type: ignore[no-any-return]
+        return position + packed.size
 
     def _unpack(self, inbuf: Any, position: int, outbuf: Any, *, swap: bool) -> int:
         state, raw, room = self._alive(), bytes_of(inbuf)[0], bytes_of(outbuf, writable=True)[0]
@@ -60,7 +60,7 @@ class Packing:
             raise Exception(constants.ERR_TRUNCATE, f"{end - position} bytes at {position} of {raw.size}")
         packed = raw[position:end]
         state.layout.unpack(self._swapped(packed) if swap else packed, room, 0)
-        return end  # type: ignore[no-any-return]
+        return end
 
     def _swapped(self, packed: Any) -> Any:
         """The same items with the bytes of each element in the other order."""

@@ -11,7 +11,7 @@ from unisono.mpi.progress import Operation
 
 
 class Parts(Operation):
-    """A message of parts under way. start: begins to send or receive the whole.  ready: how many parts are."""
+    """A message of parts under way. start: begins to send or receive the whole."""
 
     def __init__(self, number: int, start: Callable[[], Operation], sending: bool) -> None:
         self.number, self._start, self.sending = number, start, sending

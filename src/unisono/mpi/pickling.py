@@ -6,9 +6,11 @@ import pickle as _pickle  # noqa: TID251 - lowercase calls promise to send whate
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from unisono.mpi.byte_memory import buffer
+
 
 class Pickle:
-    """A pair of functions, `dumps` and `loads`; a program may replace them: `pickle.__init__(dill.dumps, dill.loads)`."""
+    """The functions `dumps` and `loads`; a program may replace them: `pickle.__init__(dumps, loads)`."""
 
     def __init__(
         self,
@@ -44,8 +46,6 @@ class Pickle:
             raw = found.raw()
             if raw.nbytes < self.THRESHOLD:
                 return True
-            from unisono.mpi.byte_memory import buffer
-
             buffers.append(buffer(raw))
             return False
 

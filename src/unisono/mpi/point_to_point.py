@@ -6,56 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from unisono.mpi import constants
+from unisono.mpi.addresses import destination, fill_status, origin
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import whole
 from unisono.mpi.message import Message
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import MOST_TAG, BlockReceive
-
-
-def destination(state: CommState, dest: int, tag: int) -> tuple[int, int]:
-    """The rank of the world and the tag of a message to a rank.
-
-    Raises:
-        Exception: there is no such rank, or no such tag.
-    """
-    if not 0 <= dest < len(state.peers):
-        raise Exception(constants.ERR_RANK, f"dest is {dest}, expected 0..{len(state.peers) - 1}")
-    if not 0 <= tag <= MOST_TAG:
-        raise Exception(constants.ERR_TAG, f"tag is {tag}, expected 0..{MOST_TAG}")
-    return state.peers[dest], state.base + tag
-
-
-def origin(state: CommState, source: int, tag: int) -> tuple[int | None, int]:
-    """The rank of the world (None: any) and the tag of a message from a rank.
-
-    Raises:
-        Exception: there is no such rank, or no such tag.
-    """
-    if source != ANY_SOURCE and not 0 <= source < len(state.peers):
-        raise Exception(constants.ERR_RANK, f"source is {source}, expected 0..{len(state.peers) - 1}")
-    if tag != ANY_TAG and not 0 <= tag <= MOST_TAG:
-        raise Exception(constants.ERR_TAG, f"tag is {tag}, expected 0..{MOST_TAG}")
-    peer = None if source == ANY_SOURCE else state.peers[source]
-    return peer, state.any_tag if tag == ANY_TAG else state.base + tag
-
-
-def fill_status(status: Status | None, operation: Operation) -> None:
-    """What a status says of an operation that has ended."""
-    if status is not None:
-        status._set(operation.source, operation.tag, operation.nbytes, operation.cancelled)
+from unisono.mpi.transport import BlockReceive, Receive, Transfer, truncated
 
 
 class PointToPoint:
     """The messages of `Comm` that carry buffers."""
 
     _alive: Any
+    _state: Any
 
     # ---- blocking
 
@@ -65,8 +33,12 @@ class PointToPoint:
         if dest == PROC_NULL:
             return
         peer, full = destination(state, dest, tag)
-        if type(buf) is not np.ndarray or moving() or state.world.group._send(buf, peer, full, None) is None:
-            state.world.send(simple(buf, writable=False).pack(), peer, full)
+        if (
+            type(buf) is not np.ndarray
+            or moving()
+            or state.messages.quick._send(buf, peer, full, None) is None
+        ):
+            state.messages.send(simple(buf, writable=False).pack(), peer, full)
 
     def Recv(
         self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -75,7 +47,7 @@ class PointToPoint:
         state = self._alive()
         if type(buf) is np.ndarray and source != PROC_NULL and not moving():
             peer, full = origin(state, source, tag)
-            found = state.world.group._recv(buf, peer, full, None)
+            found = state.messages.quick._recv(buf, peer, full, None)
             if found is not None:
                 self._received(state, found, buf.nbytes, status)
                 return
@@ -86,14 +58,11 @@ class PointToPoint:
     @staticmethod
     def _received(state: CommState, found: Any, capacity: int, status: Status | None) -> None:
         """After a receive at once."""
-        source, tag, nbytes = state.places[found.source], found.tag & MOST_TAG, found.nbytes
+        source, tag, nbytes = state.places[found.source], found.tag, found.nbytes
         if status is not None:
             status._set(source, tag, min(nbytes, capacity))
         if nbytes > capacity:
-            raise Exception(
-                constants.ERR_TRUNCATE,
-                f"the message from rank {source} with tag {tag} has {nbytes} bytes, the receive buffer {capacity}",
-            )
+            raise truncated(source, tag, nbytes, capacity)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send, and wait until a receive has matched."""
@@ -140,22 +109,32 @@ class PointToPoint:
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Send`."""
-        return Request._for(self._send(buf, dest, tag))  # type: ignore[no-any-return]
+        state = self._state
+        if type(buf) is np.ndarray and state is not None and dest != PROC_NULL:  # the fast path
+            work = state.messages.quick._isend(buf, *destination(state, dest, tag), None)
+            if work is not None:
+                return Request._for(Transfer(state.world, work))
+        return Request._for(self._send(buf, dest, tag))
 
     def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Bsend`."""
         self._send(buf, dest, tag, copied=True)
-        return Request._for(Ended())  # type: ignore[no-any-return]
+        return Request._for(Ended())
 
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Ssend`."""
-        return Request._for(self._send(buf, dest, tag, synchronous=True))  # type: ignore[no-any-return]
+        return Request._for(self._send(buf, dest, tag, synchronous=True))
 
     Irsend = Isend
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """See `Recv`."""
-        return Request._for(self._receive(buf, source, tag))  # type: ignore[no-any-return]
+        state = self._state
+        if type(buf) is np.ndarray and state is not None and source != PROC_NULL:  # the fast path
+            work = state.messages.quick._irecv(buf, *origin(state, source, tag), None)
+            if work is not None:
+                return Request._for(Receive(state.world, work, buf.nbytes, state.places))
+        return Request._for(self._receive(buf, source, tag))
 
     def Isendrecv(
         self,
@@ -168,18 +147,18 @@ class PointToPoint:
     ) -> Request:
         """See `Sendrecv`."""
         operation = self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag)
-        return Request._for(operation)  # type: ignore[no-any-return]
+        return Request._for(operation)
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
     ) -> Request:
         """See `Sendrecv_replace`."""
-        return Request._for(self._replace(buf, dest, sendtag, source, recvtag))  # type: ignore[no-any-return]
+        return Request._for(self._replace(buf, dest, sendtag, source, recvtag))
 
     # ---- persistent
 
     def _again(self, start: Any) -> Prequest:
-        return Prequest._starting(start)  # type: ignore[no-any-return]
+        return Prequest._starting(start)
 
     def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """See `Send`."""
@@ -189,7 +168,12 @@ class PointToPoint:
     def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """See `Bsend`."""
         self._check_send(buf, dest, tag)
-        return self._again(lambda: self._send(buf, dest, tag, copied=True) and Ended())
+
+        def start() -> Operation:
+            self._send(buf, dest, tag, copied=True)
+            return Ended()
+
+        return self._again(start)
 
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
         """See `Ssend`."""
@@ -211,8 +195,13 @@ class PointToPoint:
         return self._again(lambda: Parts(partitions, lambda: self._send(whole_buf, dest, tag), True))
 
     def Precv_init(
-        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Any = None
-    ) -> Prequest:  # noqa: ARG002
+        self,
+        buf: Any,
+        partitions: int,
+        source: int = ANY_SOURCE,
+        tag: int = ANY_TAG,
+        info: Any = None,  # noqa: ARG002
+    ) -> Prequest:
         """Receives a message of parts."""
         whole_buf = self._of_parts(buf, partitions, writable=True)
         return self._again(lambda: Parts(partitions, lambda: self._receive(whole_buf, source, tag), False))
@@ -235,7 +224,7 @@ class PointToPoint:
         if source == PROC_NULL:
             fill_status(status, Ended(PROC_NULL))
             return True
-        self._found(state, state.world.probe(*origin(state, source, tag)), status)
+        self._found(state, state.messages.probe(*origin(state, source, tag)), status)
         return True
 
     def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
@@ -244,7 +233,7 @@ class PointToPoint:
         if source == PROC_NULL:
             fill_status(status, Ended(PROC_NULL))
             return True
-        found = state.world.look(*origin(state, source, tag))
+        found = state.messages.look(*origin(state, source, tag))
         if found is not None:
             self._found(state, found, status)
         return found is not None
@@ -252,7 +241,7 @@ class PointToPoint:
     @staticmethod
     def _found(state: CommState, found: Any, status: Status | None) -> None:
         if status is not None:
-            status._set(state.places[found.source], found.tag & MOST_TAG, found.nbytes)
+            status._set(state.places[found.source], found.tag, found.nbytes)
 
     def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
         """Wait for a message, and take it: only `Message.Recv` receives it."""
@@ -274,7 +263,7 @@ class PointToPoint:
             return Ended()
         peer, full = destination(state, whole(dest, "dest"), whole(tag, "tag"))
         data = simple(buf, writable=False).pack()
-        found: Operation = state.world.start_send(data.copy() if copied else data, peer, full, synchronous)
+        found: Operation = state.messages.start_send(data.copy() if copied else data, peer, full, synchronous)
         return found
 
     def _receive(self, buf: Any, source: int, tag: int) -> Operation:
@@ -286,7 +275,7 @@ class PointToPoint:
 
     def _receive_block(self, block: Block, peer: int | None, tag: int) -> Operation:
         state = self._alive()
-        found: Operation = state.world.start_receive(
+        found: Operation = state.messages.start_receive(
             block.room(), peer, tag, BlockReceive, state.places, block
         )
         return found
@@ -294,11 +283,13 @@ class PointToPoint:
     def _exchange(
         self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int
     ) -> Operation:
-        if dest != PROC_NULL:
-            destination(self._alive(), dest, sendtag)
+        self._check_send(sendbuf, dest, sendtag)  # before the receive is posted
         receive = self._receive(recvbuf, source, recvtag)
         return Every([receive, self._send(sendbuf, dest, sendtag)])
 
     def _replace(self, buf: Any, dest: int, sendtag: int, source: int, recvtag: int) -> Operation:
+        if source != PROC_NULL:
+            origin(self._alive(), source, recvtag)
+            simple(buf, writable=True)
         send = self._send(buf, dest, sendtag, copied=True)
         return Every([self._receive(buf, source, recvtag), send])

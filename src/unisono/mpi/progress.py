@@ -62,7 +62,8 @@ class Every(Operation):
 
     def poll(self) -> bool:
         """See `Operation.poll`."""
-        if not self.done and all([part.poll() for part in self.parts]):
+        ended = [part.poll() for part in self.parts]  # each of them moves
+        if not self.done and all(ended):
             first = self.parts[0]
             self.source, self.tag, self.nbytes, self.value = (
                 first.source,
@@ -144,7 +145,7 @@ def moving() -> bool:
 
 def move_all() -> None:
     """Move all schedules under way."""
-    for one in list(_moving):
+    for one in _moving:
         one.poll()
 
 

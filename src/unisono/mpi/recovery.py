@@ -24,7 +24,7 @@ class Recovery:
     def Get_failed(self) -> Group:
         """The ranks that have failed: none."""
         self._alive()
-        return Group(GROUP_EMPTY)  # type: ignore[no-any-return]
+        return Group(GROUP_EMPTY)
 
     def Ack_failed(self, num_to_ack: int | None = None) -> int:  # noqa: ARG002
         """How many failed ranks the program knows of: 0."""
@@ -41,7 +41,7 @@ class Recovery:
     def Iagree(self, flag: Any) -> Request:
         """See `Agree`; the result is left in the buffer."""
         raw = bytes_of(flag, writable=True)[0]
-        return self.Iallreduce(raw.copy(), raw, OPS["BAND"])  # type: ignore[no-any-return]
+        return self.Iallreduce(raw.copy(), raw, OPS["BAND"])
 
     def Shrink(self) -> Any:
         """A communicator of the ranks that have not failed: all."""
@@ -49,7 +49,7 @@ class Recovery:
 
     def Ishrink(self) -> tuple[Any, Request]:
         """See `Shrink`."""
-        return self.Idup()  # type: ignore[no-any-return]
+        return self.Idup()
 
     def Revoke(self) -> None:
         """Not there."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any, NoReturn
 
-from unisono.mpi.datatype import Datatype, codes
+from unisono.mpi.datatype import Datatype
 from unisono.mpi.handle import Handle
 from unisono.mpi.libraries import refused
 from unisono.mpi.status import Status
+from unisono.mpi.type_state import codes
 
 _HANDLE_BYTES, _STATUS_BYTES = 8, 20
 _typedict = codes

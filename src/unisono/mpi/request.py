@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Error, Exception
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.partitioned import Partitioned
 from unisono.mpi.progress import Operation, Pause, move_all
@@ -17,7 +18,6 @@ class Pending(State):
     """The state of a request. operation: None: it is inactive."""
 
     def __init__(self, operation: Operation | None, start: Callable[[], Operation] | None = None) -> None:
-        super().__init__()
         self.operation, self.start = operation, start
 
 
@@ -28,7 +28,10 @@ class Request(Handle):
 
     @classmethod
     def _for(cls, operation: Operation) -> Any:
-        return cls._of(Pending(operation))
+        self = object.__new__(cls)
+        self._state = state = Pending(operation)
+        state.kind = cls
+        return self
 
     def _operation(self) -> Operation | None:
         return None if self._state is None else self._state.operation
@@ -147,7 +150,8 @@ class Request(Handle):
     def testall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[bool, Any]:
         """(whether all have ended, their objects)."""
         move_all()
-        if not all([one._ended() for one in requests]):
+        ended = [one._ended() for one in requests]  # each of them moves
+        if not all(ended):
             return False, None
         return True, [one._conclude(status) for one, status in _paired(requests, statuses)]
 
@@ -155,7 +159,8 @@ class Request(Handle):
     def Get_status_all(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
         """Whether all have ended; the requests stay."""
         move_all()
-        if not all([one._ended() for one in requests]):
+        ended = [one._ended() for one in requests]  # each of them moves
+        if not all(ended):
             return False
         for one, status in _paired(requests, statuses):
             _fill(status, one._operation())
@@ -262,6 +267,11 @@ class Request(Handle):
 class Prequest(Partitioned, Request):
     """An operation that can be started again after its end."""
 
+    def _adopt(self, other: Any) -> None:
+        if other._state is not None and other._state.start is None:
+            raise TypeError("this request is not persistent")
+        super()._adopt(other)
+
     @classmethod
     def _starting(cls, start: Callable[[], Operation]) -> Any:
         return cls._of(Pending(None, start))
@@ -296,18 +306,28 @@ class _General(Operation):
             self.done = True
             self.status = Status()
             self.status._set(constants.ANY_SOURCE, constants.ANY_TAG, 0)
-            if self.query is not None:
-                self.query(self.status, *self.args, **self.kargs)
+            self._call(self.query, self.status)
             self.source, self.tag, self.nbytes = self.status._source, self.status._tag, self.status._nbytes
             self.cancelled = self.status._cancelled
-            if self.free is not None:
-                self.free(*self.args, **self.kargs)
+            self._call(self.free)
         return self.done
 
     def cancel(self) -> None:
         """See `Operation.cancel`."""
-        if self.cancelling is not None:
-            self.cancelling(self.complete, *self.args, **self.kargs)
+        self._call(self.cancelling, self.complete)
+
+    def _call(self, function: Any, *first: Any) -> None:
+        """Call a function of the program's; its error becomes one of MPI."""
+        if function is None:
+            return
+        try:
+            function(*first, *self.args, **self.kargs)
+        except Exception:
+            traceback.print_exc()
+            raise
+        except Error as error:
+            traceback.print_exc()
+            raise Exception(constants.ERR_OTHER, str(error)) from error
 
 
 class Grequest(Request):
@@ -330,8 +350,11 @@ class Grequest(Request):
     _general: Any = None
 
     def _adopt(self, other: Any) -> None:
+        found = None if other._state is None else other._state.operation
+        if other._state is not None and not isinstance(found, _General):
+            raise TypeError("this request is not general")
         super()._adopt(other)
-        self._general = None if other._state is None else other._state.operation
+        self._general = found
 
     def Complete(self) -> None:
         """The operation has ended."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi.lane import Lane, copy_block
-from unisono.mpi.message_spec import Block
+from unisono.mpi.message_spec import EMPTY, Block
 from unisono.mpi.op import Op, fold
 from unisono.mpi.progress import Schedule
 
@@ -105,8 +105,6 @@ def all_to_all(lane: Lane, outgoing: list[Block] | None, incoming: list[Block]) 
 
 
 def _copied(block: Block) -> Block:
-    from unisono.mpi.message_spec import EMPTY
-
     packed = np.array(block.pack(), copy=True)
     return Block(packed, 0, packed.size, EMPTY.type)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.mpi import constants
 from unisono.mpi.datatype import Datatype
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import whole
 from unisono.mpi.named_types import NAMED
 
 BYTE = NAMED["BYTE"]
@@ -123,7 +123,7 @@ class Status:
 
     def tomemory(self) -> memoryview:
         """Its five numbers, as memory of ints."""
-        return memoryview(bytearray(20)).cast("i") if not self else _numbers(self)
+        return _numbers(self)
 
     def py2f(self) -> list[int]:
         """Its five numbers."""

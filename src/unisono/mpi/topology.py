@@ -2,125 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from unisono.mpi import constants, object_schedules, schedules
-from unisono.mpi.comm import COMM_NULL, Comm, Intracomm
-from unisono.mpi.comm_state import CommState
+from unisono.mpi.comm import Intracomm
+from unisono.mpi.comm_state import CommState, classes
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
+from unisono.mpi.neighbourhoods import PROC_NULL, Edges, Grid
 from unisono.mpi.plan import Plan, forms
 from unisono.mpi.progress import complete
-
-PROC_NULL = constants.PROC_NULL
-
-
-class Grid(NamedTuple):
-    """The topology of a Cartesian communicator. Ranks are in C order."""
-
-    dims: tuple[int, ...]
-    periods: tuple[bool, ...]
-    kind = constants.CART
-
-    def coords(self, rank: int) -> list[int]:
-        """Where a rank is."""
-        found = []
-        for size in reversed(self.dims):
-            found.append(rank % size)
-            rank //= size
-        return found[::-1]
-
-    def rank(self, coords: Sequence[int]) -> int:
-        """The rank at a place; PROC_NULL: it is outside."""
-        rank = 0
-        for at, size, period in zip(coords, self.dims, self.periods, strict=True):
-            if not period and not 0 <= at < size:
-                return PROC_NULL
-            rank = rank * size + at % size
-        return rank
-
-    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
-        """(sources, destinations): along each axis the rank before, then the one behind."""
-        here, found = self.coords(rank), []
-        for axis in range(len(self.dims)):
-            for step in (-1, 1):
-                there = list(here)
-                there[axis] += step
-                found.append(self.rank(there))
-        return found, found
-
-    def receive_order(self, number: int) -> list[int]:
-        """Between the same two ranks, what goes to the rank before arrives as from the rank behind."""
-        return [one ^ 1 for one in range(number)]
-
-
-class Edges(NamedTuple):
-    """The topology of a graph communicator: index[i] is the end of rank i's neighbours in `edges`."""
-
-    index: tuple[int, ...]
-    edges: tuple[int, ...]
-    kind = constants.GRAPH
-
-    def of(self, rank: int) -> list[int]:
-        """The neighbours of a rank."""
-        return list(self.edges[self.index[rank - 1] if rank else 0 : self.index[rank]])
-
-    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
-        """(sources, destinations)."""
-        return self.of(rank), self.of(rank)
-
-    def receive_order(self, number: int) -> list[int]:
-        """Messages are in the order of neighbours."""
-        return list(range(number))
-
-
-class OwnEdges(NamedTuple):
-    """The topology of a distributed graph: this rank's neighbours."""
-
-    sources: tuple[int, ...]
-    destinations: tuple[int, ...]
-    weights: tuple[tuple[int, ...], tuple[int, ...]] | None
-    kind = constants.DIST_GRAPH
-
-    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:  # noqa: ARG002
-        """(sources, destinations)."""
-        return list(self.sources), list(self.destinations)
-
-    def receive_order(self, number: int) -> list[int]:
-        """Messages are in the order of neighbours."""
-        return list(range(number))
-
-
-def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
-    """A grid of `nnodes` ranks, as close to a cube as possible; axes that are not 0 stay.
-
-    Example: Compute_dims(12, [0, 0]) is [4, 3].
-    """
-    found = [0] * dims if isinstance(dims, int) else [whole(one, "dims") for one in dims]
-    fixed = math.prod(one for one in found if one > 0)
-    free = [axis for axis, one in enumerate(found) if one == 0]
-    if nnodes < 1 or any(one < 0 for one in found) or nnodes % fixed or (not free and nnodes != fixed):
-        raise Exception(constants.ERR_DIMS, f"no grid {found} has {nnodes} ranks")
-    for axis, one in zip(free, _most_cubic(nnodes // fixed, len(free)), strict=True):
-        found[axis] = one
-    return found
-
-
-def _most_cubic(number: int, axes: int) -> list[int]:
-    """The factors whose largest is smallest, in falling order."""
-    if axes == 0:
-        return []
-    if axes == 1:
-        return [number]
-    best: list[int] = []
-    for first in (n for n in range(1, number + 1) if number % n == 0 and n**axes >= number):
-        rest = _most_cubic(number // first, axes - 1)
-        if rest[0] <= first and not best:
-            best = [first, *rest]
-    return best
 
 
 class Topocomm(Intracomm):
@@ -210,7 +103,7 @@ class Cartcomm(Topocomm):
     _kinds = (constants.CART,)
 
     def _grid(self) -> Grid:
-        return self._alive().topology  # type: ignore[no-any-return]
+        return self._alive().topology
 
     def Get_dim(self) -> int:
         """The number of axes."""
@@ -268,8 +161,8 @@ class Cartcomm(Topocomm):
         made._state.topology = Grid(
             tuple(grid.dims[axis] for axis in stays), tuple(grid.periods[axis] for axis in stays)
         )
-        made._state.kind = Cartcomm
-        return Cartcomm._of(made._state)  # type: ignore[no-any-return]
+        made._state.kind = None
+        return Cartcomm._of(made._state)
 
 
 class Graphcomm(Topocomm):
@@ -278,7 +171,7 @@ class Graphcomm(Topocomm):
     _kinds = (constants.GRAPH,)
 
     def _edges(self) -> Edges:
-        return self._alive().topology  # type: ignore[no-any-return]
+        return self._alive().topology
 
     def Get_dims(self) -> tuple[int, int]:
         """(number of nodes, number of edges)."""
@@ -335,123 +228,4 @@ forms(
         for kind in ("allgather", "allgatherv", "alltoall", "alltoallv", "alltoallw")
     },
 )
-
-
-# ---- how they are made
-
-
-def _made(comm: Any, kind: Any, topology: Any, size: int) -> Any:
-    """A communicator of the first `size` ranks."""
-    state = comm._alive()
-    if size > state.size:
-        raise Exception(constants.ERR_ARG, f"a topology of {size} ranks, and a communicator of {state.size}")
-    made = comm._split(0 if state.rank < size else constants.UNDEFINED, state.rank)
-    if made == COMM_NULL:
-        return kind()
-    made._state.topology, made._state.kind = topology, kind
-    return kind._of(made._state)
-
-
-def grid_of(dims: Sequence[int], periods: Any) -> Grid:
-    """The topology of these sizes; periods: of each axis, or of all."""
-    sizes = tuple(whole(one, "dims") for one in ([dims] if isinstance(dims, int) else dims))
-    if periods is None or isinstance(periods, bool):
-        periods = [bool(periods)] * len(sizes)
-    if len(periods) != len(sizes):
-        raise ValueError(f"expecting {len(sizes)} items, got {len(periods)}")
-    if any(one < 1 for one in sizes):
-        raise Exception(constants.ERR_DIMS, f"a grid {list(sizes)}")
-    return Grid(sizes, tuple(bool(one) for one in periods))
-
-
-def create_cart(self: Any, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:  # noqa: ARG001
-    """A grid of ranks."""
-    grid = grid_of(dims, periods)
-    return _made(self, Cartcomm, grid, math.prod(grid.dims))
-
-
-def create_graph(self: Any, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:  # noqa: ARG001
-    """A graph of ranks: index[i] is the end of rank i's neighbours in `edges`."""
-    ends = list(index)
-    if ends and ends[0] == 0:  # a first end of nothing
-        del ends[0]
-    topology = Edges(tuple(ends), tuple(edges))
-    return _made(self, Graphcomm, topology, len(topology.index))
-
-
-def create_dist_graph_adjacent(
-    self: Any,
-    sources: Sequence[int] | None,
-    destinations: Sequence[int] | None,
-    sourceweights: Any = None,
-    destweights: Any = None,
-    info: Any = None,  # noqa: ARG001
-    reorder: bool = False,  # noqa: ARG001
-) -> Any:
-    """A graph of which each rank tells its own neighbours."""
-    sources, destinations = tuple(sources or ()), tuple(destinations or ())
-    weights = None
-    if not (_unweighted(sourceweights) and _unweighted(destweights)):
-        weights = (_weights(sourceweights, len(sources)), _weights(destweights, len(destinations)))
-    return _made(self, Distgraphcomm, OwnEdges(sources, destinations, weights), self.size)
-
-
-def create_dist_graph(
-    self: Any,
-    sources: Sequence[int],
-    degrees: Sequence[int],
-    destinations: Sequence[int],
-    weights: Any = None,
-    info: Any = None,  # noqa: ARG001
-    reorder: bool = False,  # noqa: ARG001
-) -> Any:
-    """A graph of which each rank tells some edges, of any ranks."""
-    state = self._alive()
-    plain = _unweighted(weights)
-    values = [0] * len(destinations) if plain else list(_weights(weights, len(destinations)))
-    edges, at = [], 0
-    for source, degree in zip(sources, degrees, strict=True):
-        edges += [(source, destinations[i], values[i]) for i in range(at, at + degree)]
-        at += degree
-    every = [edge for part in self.allgather(edges) for edge in part]
-    into = [(source, weight) for source, there, weight in every if there == state.rank]
-    out = [(there, weight) for source, there, weight in every if source == state.rank]
-    both = None if plain else (tuple(w for _, w in into), tuple(w for _, w in out))
-    topology = OwnEdges(tuple(r for r, _ in into), tuple(r for r, _ in out), both)
-    return _made(self, Distgraphcomm, topology, self.size)
-
-
-def cart_map(self: Any, dims: Sequence[int], periods: Any = None) -> int:
-    """This process's rank in a grid."""
-    size = math.prod(grid_of(dims, periods).dims)
-    return self.rank if self.rank < size else constants.UNDEFINED
-
-
-def graph_map(self: Any, index: Sequence[int], edges: Sequence[int]) -> int:  # noqa: ARG001
-    """This process's rank in a graph."""
-    nodes = len(index) - (len(index) > 0 and index[0] == 0)
-    return self.rank if self.rank < nodes else constants.UNDEFINED
-
-
-def _unweighted(weights: Any) -> bool:
-    return weights is None or (isinstance(weights, int) and weights == constants.UNWEIGHTED)
-
-
-def _weights(weights: Any, number: int) -> tuple[int, ...]:
-    if isinstance(weights, int):
-        if number and weights == constants.WEIGHTS_EMPTY:
-            raise ValueError("WEIGHTS_EMPTY, but there are edges")
-        return (0,) * number
-    found = tuple(whole(one, "weights") for one in weights or ())
-    if len(found) != number:
-        raise ValueError(f"expecting {number} items, got {len(found)}")
-    return found
-
-
-Intracomm.Create_cart = create_cart  # type: ignore[attr-defined]
-Intracomm.Create_graph = create_graph  # type: ignore[attr-defined]
-Intracomm.Create_dist_graph_adjacent = create_dist_graph_adjacent  # type: ignore[attr-defined]
-Intracomm.Create_dist_graph = create_dist_graph  # type: ignore[attr-defined]
-Intracomm.Cart_map = cart_map  # type: ignore[attr-defined]
-Intracomm.Graph_map = graph_map  # type: ignore[attr-defined]
-_ = (Comm, CommState)
+classes.update({constants.CART: Cartcomm, constants.GRAPH: Graphcomm, constants.DIST_GRAPH: Distgraphcomm})

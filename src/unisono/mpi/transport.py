@@ -1,7 +1,7 @@
 """Messages between this rank and others: the only place where this package meets the engine's messages.
 
-All communicators send through one group, the world. The upper bits of a tag number the context: each
-communicator has one for its program's messages and one for its collectives.
+All communicators send through one group, the world. Each has two contexts: for its program's messages, and
+for its collectives. `Messages` is the world as one context sees it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from unisono._native import ANY_FORM, MOST_CONTEXT_TAG, GroupBase, MessageWork, tag_in_context
 from unisono.engine.memory.buffers import DTYPES
 from unisono.mpi import constants
 from unisono.mpi.errors import Exception
 from unisono.mpi.message_spec import Block
 from unisono.mpi.progress import Operation, move_all, moving
 
-TAG_BITS = 20
-MOST_TAG = (1 << TAG_BITS) - 1
+MOST_TAG = MOST_CONTEXT_TAG
 _U8 = DTYPES.index("uint8")
 _NOTHING = np.zeros(0, np.uint8)
 _FOREVER = float("inf")
-_MOST_KEPT = 64
-LARGE = 64 << 10
-"""Messages of more bytes move while their rank computes."""
 
 
 class World:
@@ -31,113 +28,112 @@ class World:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self.engine = group._planner.engine
+        self.planner = group._planner
+        self.engine = self.planner.engine
         self.engine.raw_messages = True
         self.rank: int = group.rank
         self.size: int = group.size
-        self._kept: list[Transfer] = []
 
     def failure(self, call: str) -> BaseException:
         """The error of what aborted the group."""
-        found: BaseException = self.group._planner.failure(call, self.group.timeout_s, self.engine)
+        found: BaseException = self.planner.failure(call, self.group.timeout_s, self.engine)
         return found
 
-    def keep(self, transfer: Transfer) -> None:
-        """Keep a transfer, and its memory, until it has ended, whatever the caller does."""
-        if len(self._kept) > _MOST_KEPT:
-            self._kept = [one for one in self._kept if not one.over()]
-        self._kept.append(transfer)
+
+class Messages:
+    """The messages of one context. `quick` has the native calls, which return None where they cannot."""
+
+    __slots__ = ("_context", "quick", "world")
+
+    def __init__(self, world: World, context: int) -> None:
+        self.world, self._context = world, context
+        group = world.group
+        self.quick = (
+            GroupBase(world.planner, world.engine, group.timeout_s, context, group) if context else group
+        )
 
     def send(self, data: Any, peer: int, tag: int) -> None:
         """Send bytes and wait."""
-        if moving() or self.group._send(data, peer, tag, None) is None:
+        if moving() or self.quick._send(data, peer, tag, None) is None:
             self.start_send(data, peer, tag).block()
 
     def start_send(self, data: Any, peer: int, tag: int, synchronous: bool = False) -> Transfer:
         """Begin to send bytes. synchronous: it ends when a receive has matched."""
-        address = data.__array_interface__["data"][0]
-        nbytes = data.nbytes
-        request = self.engine.post_send(peer, tag, _U8, False, address, nbytes, _FOREVER, synchronous)
-        return self._begun(Transfer(self, request, data, "Send"), nbytes)
+        work = None if synchronous else self.quick._isend(data, peer, tag, None)
+        if work is None:
+            work = self._post("isend", peer, tag, data, sending=True, synchronous=synchronous)
+        return Transfer(self.world, work)
 
     def start_receive(self, room: Any, peer: int | None, tag: int, kind: Any, *more: Any) -> Any:
         """Begin to receive bytes into memory; `kind` is the class of the transfer."""
-        address = room.__array_interface__["data"][0]
-        source = -1 if peer is None else peer
-        request = self.engine.post_recv(source, tag, _U8, False, address, room.nbytes, _FOREVER)
-        return self._begun(kind(self, request, room, "Recv", *more), room.nbytes)
+        work = self.quick._irecv(room, peer, tag, None)
+        if work is None:
+            work = self._post("irecv", peer, tag, room, sending=False)
+        return kind(self.world, work, room, *more)
 
-    def _begun(self, transfer: Any, nbytes: int) -> Any:
-        if transfer._request is None:
-            raise Exception(
-                constants.ERR_BUFFER,
-                f"{transfer._call}: the buffer shares memory with that of a receive under way on this rank",
-            )
-        if not transfer._request.done:
-            self.keep(transfer)
-            if nbytes > LARGE:
-                self.engine.detach()
-        return transfer
+    def start_receive_bytes(self, peer: int | None, tag: int, places: Any, load: Any = None) -> BytesReceive:
+        """Begin to receive a message of any length."""
+        work = self._post("irecv", peer, tag, _NOTHING, sending=False, sized=True)
+        return BytesReceive(self.world, work, places, load)
+
+    def _post(self, name: str, peer: int | None, tag: int, data: Any, **more: Any) -> Any:
+        world = self.world
+        address = data.__array_interface__["data"][0]
+        source = -1 if peer is None else peer
+        form = ANY_FORM if more.get("sized") else _U8
+        work = MessageWork(
+            world.planner, world.engine, name, source, tag_in_context(self._context, tag), form, address,
+            data.nbytes, world.group.timeout_s, keep=data, **more,
+        )  # fmt: skip
+        try:
+            work.start()
+        except ValueError as error:
+            raise Exception(constants.ERR_BUFFER, str(error)) from None
+        if not work.ended():
+            work.detach()
+        return work
 
     def probe(self, peer: int | None, tag: int) -> Any:
         """Wait for a message; its status."""
-        source = -1 if peer is None else peer
-        while moving():
-            found = self.look(peer, tag)
-            if found is not None:
-                return found
+        found = self.look(peer, tag)
+        while found is None and moving():
             move_all()
-        fault, found = self.engine.probe(source, tag, _FOREVER)
+            found = self.look(peer, tag)
         if found is None:
-            raise self.failure(f"Probe ({fault})")
+            source = -1 if peer is None else peer
+            _, found = self.world.engine.probe(source, tag_in_context(self._context, tag), _FOREVER)
+        if found is None:
+            raise self.world.failure("Probe")
         return found
 
     def look(self, peer: int | None, tag: int) -> Any:
         """The status of a message that has arrived, or None."""
-        fault, found = self.engine.look(-1 if peer is None else peer, tag)
+        found = self.quick._peek(None, peer, tag, None)
+        if found is not None:
+            return found
+        source = -1 if peer is None else peer
+        fault, found = self.world.engine.look(source, tag_in_context(self._context, tag))
         if fault:
-            raise self.failure("Iprobe")
+            raise self.world.failure("Iprobe")
         return found
 
 
 class Transfer(Operation):
     """A send or a receive under way."""
 
-    __slots__ = (
-        "_call",
-        "_keep",
-        "_request",
-        "_world",
-        "cancelled",
-        "done",
-        "nbytes",
-        "source",
-        "tag",
-        "value",
-    )
-
-    def __init__(self, world: World, request: Any, keep: Any, call: str) -> None:
-        self._world, self._request, self._keep, self._call = world, request, keep, call
-        self.done = self.cancelled = False
-        self.value = None
-        self.source, self.tag, self.nbytes = constants.ANY_SOURCE, constants.ANY_TAG, 0
-
-    def over(self) -> bool:
-        """Whether the engine has no more to do with its memory."""
-        return self._request is None or self._request.done
+    def __init__(self, world: World, work: Any, keep: Any = None) -> None:  # noqa: ARG002
+        self._world, self._work = world, work
 
     def poll(self) -> bool:
         """See `Operation.poll`."""
         if self.done:
             return True
-        request = self._request
-        if not request.done:
-            fault = self._world.engine.wait_request(request, 0.0, False)
-            if not request.done:
-                if fault and self._world.engine.faulted:
-                    raise self._world.failure(self._call)
+        work = self._work
+        if not work.done():
+            self._world.engine.advance()
+            if not work.done():
                 return False
-        self._finish(request)
+        self._finish(work)
         return True
 
     def block(self) -> None:
@@ -146,95 +142,76 @@ class Transfer(Operation):
             return
         if moving():
             super().block()
-            return
-        request = self._request
-        while not request.done:
-            if self._world.engine.wait_request(request, _FOREVER, False) and not request.done:
-                raise self._world.failure(self._call)
-        self._finish(request)
+        else:
+            self._finish(self._work)
 
-    def _finish(self, request: Any) -> None:
-        request.see()
-        self.done = True
-        self._request = None
-        keep, self._keep = self._keep, None
-        if request.fault:
-            raise self._world.failure(self._call)
-        self.cancelled = request.cancelled
-        if not self.cancelled:
-            self._end(request, keep)
+    def _finish(self, work: Any) -> None:
+        """Wait for the end, and raise its error."""
+        try:
+            work.wait()
+            self.cancelled = work.cancelled
+            if not self.cancelled:
+                self._end(work)
+        finally:
+            self.done = work.done()
 
-    def _end(self, request: Any, keep: Any) -> None:
+    def _end(self, work: Any) -> None:
         """After it has ended without a fault."""
 
     def cancel(self) -> None:
         """See `Operation.cancel`: a receive that no message has matched."""
-        if not self.done and self._call == "Recv":
-            self._world.engine.cancel(self._request)
+        self._work.cancel()
 
 
 class Receive(Transfer):
-    """A receive of the program's. places: the rank in the communicator of each rank of the world."""
+    """A receive of the program's into memory of `capacity` bytes.
 
-    __slots__ = ("_capacity", "_places")
+    places: the rank in the communicator of each rank of the world.
+    """
 
-    def __init__(self, world: World, request: Any, keep: Any, call: str, places: Any) -> None:
-        super().__init__(world, request, keep, call)
-        self._places, self._capacity = places, keep.nbytes
+    def __init__(self, world: World, work: Any, capacity: int, places: Any) -> None:
+        self._world, self._work, self._capacity, self._places = world, work, capacity, places
 
-    def _end(self, request: Any, keep: Any) -> None:
-        found = request.status
-        self.source, self.tag, self.nbytes = self._places[found.source], found.tag & MOST_TAG, found.nbytes
-        if found.nbytes > self._capacity:
-            self._excess(request)
-        else:
-            self._take(keep[: found.nbytes])
+    def _end(self, work: Any) -> None:
+        found = work.receive_status()
+        self.source, self.tag, self.nbytes = self._places[found.source], found.tag, found.nbytes
+        self._use(work)
 
-    def _excess(self, request: Any) -> None:  # noqa: ARG002
-        self.nbytes, sent = self._capacity, self.nbytes
-        raise Exception(
-            constants.ERR_TRUNCATE,
-            f"the message from rank {self.source} with tag {self.tag} has {sent} bytes, the receive buffer {self.nbytes}",
-        )
-
-    def _take(self, packed: Any) -> None:
-        """Use the bytes."""
+    def _use(self, work: Any) -> None:  # noqa: ARG002
+        if self.nbytes > self._capacity:
+            sent, self.nbytes = self.nbytes, self._capacity
+            raise truncated(self.source, self.tag, sent, self.nbytes)
 
 
 class BlockReceive(Receive):
-    """A receive into items of any type."""
+    """A receive into items of any type. room: the memory that gets their bytes side by side."""
 
-    __slots__ = ("_block",)
+    def __init__(self, world: World, work: Any, room: Any, places: Any, block: Block) -> None:
+        super().__init__(world, work, room.nbytes, places)
+        self._room, self._block = room, block
 
-    def __init__(self, world: World, request: Any, keep: Any, call: str, places: Any, block: Block) -> None:
-        super().__init__(world, request, keep, call, places)
-        self._block = block
+    def _use(self, work: Any) -> None:
+        super()._use(work)
+        if not self._block.dense:
+            self._block.fill(self._room[: self.nbytes])
 
-    def _take(self, packed: Any) -> None:
-        self._block.fill(packed)
+
+def truncated(source: int, tag: int, sent: int, room: int) -> Exception:
+    """The error of a message that is longer than its buffer."""
+    text = f"the message from rank {source} with tag {tag} has {sent} bytes, the receive buffer {room}"
+    return Exception(constants.ERR_TRUNCATE, text)
 
 
 class BytesReceive(Receive):
     """A receive of any length: its value is the bytes, or what `load` makes of them."""
 
-    __slots__ = ("_load",)
-
-    def __init__(self, world: World, request: Any, keep: Any, call: str, places: Any, load: Any) -> None:
-        super().__init__(world, request, keep, call, places)
+    def __init__(self, world: World, work: Any, places: Any, load: Any) -> None:
+        super().__init__(world, work, 0, places)
         self._load = load
 
-    def _excess(self, request: Any) -> None:
-        found = request.take_own()
+    def _use(self, work: Any) -> None:
+        found = work.result()
         self.value = found if self._load is None else self._load(found)
-
-    def _take(self, packed: Any) -> None:  # noqa: ARG002
-        self.value = b"" if self._load is None else self._load(b"")
-
-
-def receive_bytes(world: World, peer: int | None, tag: int, places: Any, load: Any = None) -> BytesReceive:
-    """Begin to receive a message of any length."""
-    found: BytesReceive = world.start_receive(_NOTHING, peer, tag, BytesReceive, places, load)
-    return found
 
 
 def as_bytes(data: Any) -> Any:

@@ -5,7 +5,7 @@
 
 PyTorch imports this module itself at `import torch` (see autoload.py), so a script need not. Everything else
 is PyTorch's own API: DDP, `dist.all_reduce`, `new_group`, object collectives. `reconfigure` makes a group
-anew, with other processes.
+anew, with other processes. `Store(store)` is a store of Unisono for what takes one of PyTorch's.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from .memory import empty
 from .registration import register as _register
 
 if TYPE_CHECKING:
+    from unisono.engine.backends.torch_store import EngineStore as Store
+
     from .reconfiguration import get_reconfigure_handle, reconfigure, supports_reconfigure
 
-__all__ = ["empty", "get_reconfigure_handle", "reconfigure", "supports_reconfigure"]
+__all__ = ["Store", "empty", "get_reconfigure_handle", "reconfigure", "supports_reconfigure"]
 
 _register()
 
@@ -28,6 +30,10 @@ if not TYPE_CHECKING:  # imported at the first use: PyTorch imports this module 
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "Store":
+            from unisono.engine.backends.torch_store import EngineStore
+
+            return EngineStore
         from . import reconfiguration
 
         return getattr(reconfiguration, name)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from unisono.engine.backends.torch_store import part
 from unisono.errors import message
 from unisono.torch_internals import c10d
 from unisono.torch_internals.version_names import method_of
 
 from .arguments import PLAIN
 from .nccl_substitute import current
-from .store import part
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import unisono.engine.group
+from unisono.engine.backends.torch_store import TorchStore
 from unisono.engine.environment import env
 from unisono.engine.group.notices import announce
 from unisono.engine.operations.reduction import ReduceOp
@@ -37,7 +38,6 @@ from .nccl_substitute import current
 from .openmp import warn_if_crowded
 from .reconfiguration import Reconfigurable, Unconnected
 from .shrinking import Shrinkable
-from .store import TorchStore
 from .subgroups import NO_PARENT, GroupCounter, ParentRanks
 from .unsupported import UnsupportedMethods
 from .work import TransferWork, UnisonoWork

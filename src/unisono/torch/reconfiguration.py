@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
+from unisono.engine.backends.torch_store import EngineStore
 from unisono.engine.base.validation import listed, whole
 from unisono.engine.bootstrap.interfaces import local_address
 from unisono.engine.environment import env
@@ -27,7 +28,6 @@ from unisono.engine.store.address import address_text
 from unisono.errors import message
 
 from .completed_work import DONE
-from .store import EngineStore
 from .work import seconds
 
 if TYPE_CHECKING:

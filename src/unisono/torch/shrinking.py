@@ -26,12 +26,12 @@ from .subgroups import GroupCounter, Subgroups
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from unisono.engine.backends.torch_store import EngineStore
     from unisono.engine.group.departure import Departure
     from unisono.engine.group.native import NativeGroup
 
     from .cuda import CudaGroup
     from .hooks import AbortHooks
-    from .store import EngineStore
 
 __all__ = ["Shrinkable"]
 
@@ -143,8 +143,7 @@ class Shrinkable(Subgroups):
         planner = self._group._planner
         if gone := eviction(planner.engine, self._rank, self._size):
             raise planner.evicted("shrink_group", gone.why)
-        works: list[Any] = [*self._group._works, *planner.outstanding_messages.works()]
-        pending = sum(not work.done() for work in works)
+        pending = sum(not work.done() for work in self._group._works) + planner.engine.open_messages
         if planner.engine.faulted:
             observed = "a call of this group has failed"
         elif pending:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from unisono.engine.backends.torch_store import part
 from unisono.engine.group.parent_group import ParentGroup
 from unisono.errors import message
 from unisono.torch_internals import c10d
-
-from .store import part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,7 +74,8 @@ class GroupCounter:
 
     def keys(self) -> c10d.Store:
         """A part of the store to which no earlier group under the same prefix has written."""
-        return part(self._store, f"unisono/{self._era}{self.number}/")
+        found: c10d.Store = part(self._store, f"unisono/{self._era}{self.number}/")
+        return found
 
     def forget(self) -> None:
         """Delete the key of a subgroup, so that keys do not accumulate."""

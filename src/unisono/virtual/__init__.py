@@ -9,20 +9,7 @@ See docs/virtual-gpus.md. Importing this module imports neither PyTorch nor NumP
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from .environment import VirtualGpuSettings
 from .startup import enable, enabled
 
 __all__ = ["VirtualGpuSettings", "enable", "enabled"]
-
-
-if not TYPE_CHECKING:  # to a type checker a name that does not exist is an error
-
-    def __getattr__(name: str) -> Any:
-        if name != "Settings":
-            raise AttributeError(f"module 'unisono.virtual' has no attribute {name!r}")
-        import warnings
-
-        warnings.warn("unisono.virtual.Settings is now VirtualGpuSettings", DeprecationWarning, stacklevel=2)
-        return VirtualGpuSettings

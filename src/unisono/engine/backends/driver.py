@@ -141,8 +141,12 @@ class LibraryDriver(ABC):
     def receive(self, x: Any, src: int, tag: int, is_object: bool) -> LibraryRequest:
         """Start to receive into a flat array. src, tag: -1 for any."""
 
-    def receive_object(self, src: int, tag: int) -> Any:
-        """Receive an object of any size, sent as one message; wait for it. Returns an array of its bytes."""
+    def receive_object(self, src: int, tag: int) -> tuple[Any, int, int]:
+        """Receive an object of any size, sent as one message; wait for it.
+
+        Returns:
+            An array of its bytes, its source and its tag.
+        """
         raise NotImplementedError
 
     @abstractmethod

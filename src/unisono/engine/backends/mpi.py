@@ -182,14 +182,14 @@ class MpiDriver(LibraryDriver):
         wanted = self._mpi.ANY_TAG if tag < 0 else tag
         return _MpiRequest(self, comm.Irecv(self._octets(x), source, wanted), (x,), None)
 
-    def receive_object(self, src: int, tag: int) -> Array:
+    def receive_object(self, src: int, tag: int) -> tuple[Array, int, int]:
         """See `LibraryDriver.receive_object`. No other thread can receive the message that was probed."""
         status = self._mpi.Status()
         source = self._mpi.ANY_SOURCE if src < 0 else src
         message = self._objects.Mprobe(source, self._mpi.ANY_TAG if tag < 0 else tag, status)
         data = np.empty(self.counted(status), np.uint8)
         message.Recv(self._octets(data))
-        return data
+        return data, status.source, status.tag
 
     # ---- the group -----------------------------------------------------------------------------------------
 

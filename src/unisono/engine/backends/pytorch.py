@@ -24,7 +24,7 @@ from unisono.engine.backends.torch_requests import (
     TorchMessageRequest,
     TorchRequest,
 )
-from unisono.engine.backends.torch_store import TorchStoreAdapter
+from unisono.engine.backends.torch_store import EngineStore
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.engine.store import PrefixStore, Store
 
@@ -50,11 +50,11 @@ class TorchDriver(LibraryDriver):
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
         self.rank, self.size = rank, size
         self._meeting, self._timeout_s = store, timeout_s
-        self._keys = TorchStoreAdapter(store)  # the process group does not keep it alive
+        self._keys = EngineStore(store)  # the process group does not keep it alive
         self._group: Any = self._open(self._keys, timedelta(seconds=timeout_s))
 
     @abstractmethod
-    def _open(self, keys: TorchStoreAdapter, timeout: timedelta) -> Any:
+    def _open(self, keys: EngineStore, timeout: timedelta) -> Any:
         """The process group of the library."""
 
     def flat(self, address: int, numel: int, dtype: str) -> Tensor:
@@ -309,7 +309,7 @@ class GlooDriver(TorchDriver):
     hands_on_nan = False
     widened: ClassVar[dict[str, str]] = {**TorchDriver.widened, "float16": "float32", "bfloat16": "float32"}
 
-    def _open(self, keys: TorchStoreAdapter, timeout: timedelta) -> Any:
+    def _open(self, keys: EngineStore, timeout: timedelta) -> Any:
         # Under UNISONO_REPLACE=gloo the name means Unisono: this takes PyTorch's own.
         gloo: Any = dist.ProcessGroupGloo
         gloo = getattr(gloo, "original", gloo)
@@ -324,7 +324,7 @@ class NcclDriver(TorchDriver):
     any_source = False
     most_tag = 0
 
-    def _open(self, keys: TorchStoreAdapter, timeout: timedelta) -> Any:
+    def _open(self, keys: EngineStore, timeout: timedelta) -> Any:
         nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
         options = nccl.Options()
         options._timeout = timeout

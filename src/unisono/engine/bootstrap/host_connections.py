@@ -36,6 +36,7 @@ from unisono.engine.bootstrap.interfaces import advertised_address, is_loopback,
 from unisono.engine.bootstrap.peer_info import Membership, gather
 from unisono.engine.bootstrap.peer_sockets import KINDS, PeerSockets, prepare
 from unisono.engine.environment.env import Settings
+from unisono.engine.environment.event_log import LOG
 from unisono.engine.store import Store
 from unisono.engine.store.address import address_text
 from unisono.errors import AuthenticationError, RendezvousError, StoreError, StoreTimeout, message
@@ -172,6 +173,8 @@ class _HostConnector:
         try:
             self._addresses = ["127.0.0.1"] if here else local_addresses(self._master, self._settings)
             listeners.extend(listen(self._settings, address) for address in self._addresses)
+            if LOG.level:
+                LOG.info("net", f"rank {self._rank} listens on {', '.join(self._addresses)}")
         except (RendezvousError, StoreError) as error:
             for listener in listeners:
                 listener.close()

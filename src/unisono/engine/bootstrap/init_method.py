@@ -27,6 +27,9 @@ class RankAndSize(NamedTuple):
     world_size: int
 
 
+MULTICAST = tuple(f"{first}." for first in range(224, 240))
+
+
 def parse(url: str) -> InitMethod:
     """Raises ValueError for anything but the three forms of URL."""
     from urllib.parse import unquote, urlsplit  # imported late: most jobs have no URL
@@ -42,6 +45,9 @@ def parse(url: str) -> InitMethod:
     if parts.scheme == "tcp":
         if not parts.hostname or port is None or parts.path not in ("", "/"):
             raise ValueError(_malformed(url, "tcp:// needs a host and a port, as in tcp://127.0.0.1:29500"))
+        if parts.hostname.startswith(MULTICAST) and parts.hostname.replace(".", "").isdecimal():
+            why = "this is a multicast address, by which no ranks meet: write the address of rank 0's host"
+            raise ValueError(_malformed(url, why))
         return InitMethod("tcp", host=parts.hostname, port=port, query=query)
     if parts.scheme == "file":
         if parts.netloc or not parts.path.startswith("/") or parts.path == "/":

@@ -174,6 +174,24 @@ class Tuner:
             found[algorithm] = self.price(collective, algorithm)(whole)
         return min(found, key=lambda algorithm: (found[algorithm], CANDIDATES[collective].index(algorithm)))
 
+    def reason(self, collective: str, nbytes: int) -> str:
+        """Why `choose` chooses as it does, in words."""
+        if self._one_host:
+            crowded = self.choose(collective, nbytes) == "leaders"
+            return f"{self._size} ranks share a host: through a leader" if crowded else "one host"
+        candidates = CANDIDATES[collective]
+        if len(candidates) == 1:
+            return "the only one between hosts"
+        whole = nbytes * self._size if collective in ("all_gather", "reduce_scatter") else nbytes
+        self.choose(collective, nbytes)
+        prices = [
+            f"{name} {self.price(collective, name)(whole) * 1e6:.3g} us"
+            if (collective, name) in self._prices
+            else f"{name} at least {self.bounds(collective)[name](whole) * 1e6:.3g} us"
+            for name in candidates
+        ]
+        return f"the cheapest between hosts of {', '.join(prices)}"
+
     def bounds(self, collective: str) -> dict[str, CostLowerBound]:
         """What every candidate takes at least."""
         found = self._bounds.get(collective)

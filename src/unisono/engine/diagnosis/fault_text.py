@@ -228,6 +228,14 @@ def _timeout(report: FaultReport, where: str) -> str:
     after = limit if found_here else f" on {_name(report, report.found_by)}"
     seen = report.ranks[rank].last_seen
     who += f" ({_process(report, rank)}, last seen {seen}){_places(report)}"
+    if report.reporter in report.missing:
+        waiting = f"{_name(report, report.found_by)} gave up {report.ranks[report.found_by].last_seen}"
+        return message(
+            f"{_doing(report)} failed: {waiting}: {who}",
+            where=where,
+            remedy="All ranks must make the same calls in the same order. A rank that is only late needs a "
+            "longer timeout.",
+        )
     return message(
         f"{_doing(report)} timed out{after}: {who}",
         where=where,

@@ -34,6 +34,7 @@ class PayloadFormat(IntEnum):
 
     TYPED = 0
     PICKLED = 1
+    PLAIN = 2  # by native code, without this frame
 
 
 def garbage(what: str) -> ValueError:
@@ -121,7 +122,7 @@ def split(data: Any) -> EncodedMessage:
             f"cannot decode: version {version} of the encoding, this process knows version {_VERSION}. "
             "Use one version of Unisono on all ranks"
         )
-    if envelope not in tuple(PayloadFormat) or any(memory[4:8]):
+    if envelope not in (PayloadFormat.TYPED, PayloadFormat.PICKLED) or any(memory[4:8]):
         raise garbage(f"it begins with {bytes(memory[:8])!r}")
     ends = [_HEADER.size, _HEADER.size + nodes, _HEADER.size + nodes + values]
     ends.append(ends[-1] + small)

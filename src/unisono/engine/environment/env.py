@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -21,10 +20,12 @@ from typing import Any, NamedTuple
 
 from unisono.engine.base import timeouts
 from unisono.engine.base.authentication import parse_token, read_token_file
-from unisono.engine.environment.settings import InvalidSetting, Settings
+from unisono.engine.environment.settings import LOG_SUBSYSTEMS, InvalidSetting, Settings
 from unisono.errors import message
 
 __all__ = [
+    "LOG_LEVELS",
+    "LOG_SUBSYSTEMS",
     "REPLACEABLE",
     "VARIABLES",
     "WAIT_POLICIES",
@@ -48,6 +49,10 @@ SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 WAIT_POLICIES = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})
 """Each of these sets how idle OpenMP threads wait."""
+LOG_LEVELS = ("off", "info", "debug")
+OTHER_LEVELS = {"trace": "debug", "detail": "debug", "version": "off", "warn": "off", "abort": "off"}
+"""Words of NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG, and what they mean here."""
+LOG_SIGNALS = ("HUP", "USR1", "USR2", "WINCH")
 REPLACEABLE = ("gloo", "mpi4py")
 """What Unisono can replace: a backend of PyTorch, and a package."""
 
@@ -138,6 +143,29 @@ def _backend(text: str) -> str:
     return name
 
 
+def _log_level(text: str) -> str:
+    word = text.strip().lower()
+    level = OTHER_LEVELS.get(word, word)
+    if level not in LOG_LEVELS:
+        raise ValueError(", ".join(LOG_LEVELS))
+    return level
+
+
+def _log_subsystems(text: str) -> tuple[str, ...]:
+    """Those of "init,coll" or, without some, of "^coll"; words that only NCCL knows count as none."""
+    words = {word.strip().lower() for word in text.strip().removeprefix("^").split(",")}
+    if text.strip().startswith("^"):
+        return tuple(name for name in LOG_SUBSYSTEMS if name not in words)
+    return LOG_SUBSYSTEMS if "all" in words else tuple(name for name in LOG_SUBSYSTEMS if name in words)
+
+
+def _log_signal(text: str) -> str:
+    name = text.strip().upper().removeprefix("SIG")
+    if name not in LOG_SIGNALS:
+        raise ValueError(" or ".join(LOG_SIGNALS))
+    return name
+
+
 _rank = _whole_number(0, INT32_MAX)
 _count = _whole_number(1, INT32_MAX)
 _port = _whole_number(1, 65535)
@@ -149,7 +177,6 @@ class EnvironmentVariable(NamedTuple):
     `source` is the launcher that sets it; "": any launcher or the user.
     `yields`: an earlier variable of the same setting overrides it, instead of having to agree.
     `secret`: its value is not repeated in errors.
-    `deprecated`: an old name, read with a DeprecationWarning.
     """
 
     name: str
@@ -159,7 +186,6 @@ class EnvironmentVariable(NamedTuple):
     source: str = ""
     yields: bool = False
     secret: bool = False
-    deprecated: bool = False
 
 
 def _placement(
@@ -190,9 +216,6 @@ VARIABLES = _table(
         "UNISONO_STAGING_BYTES", "staging_bytes", parse_size, "staging memory per rank (8M, 4MiB)"
     ),
     EnvironmentVariable("UNISONO_ZERO_COPY", "zero_copy", _flag, "0: ranks never read each other's memory"),
-    EnvironmentVariable(
-        "UNISONO_LENDING", "zero_copy", _flag, "the old name of UNISONO_ZERO_COPY", deprecated=True
-    ),
     EnvironmentVariable(
         "UNISONO_PLACEMENT", "placement", _flag, "0: waiting threads do not move to other cores"
     ),
@@ -229,6 +252,36 @@ VARIABLES = _table(
     ),
     EnvironmentVariable(
         "UNISONO_RECORD", "record", _text, "FILE: each rank writes its calls to FILE.rank<r> (`run --record`)"
+    ),
+    EnvironmentVariable("UNISONO_LOG", "log", _log_level, "what is logged: off, info or debug"),
+    EnvironmentVariable("NCCL_DEBUG", "log", _log_level, "the same, by NCCL's words", yields=True),
+    EnvironmentVariable(
+        "TORCH_DISTRIBUTED_DEBUG", "log", _log_level, "the same, by PyTorch's words", yields=True
+    ),
+    EnvironmentVariable(
+        "UNISONO_LOG_FILE",
+        "log_file",
+        _text,
+        "where the log goes, with %r for the rank, %h for the host, %p for the process; if not set: "
+        "standard error",
+    ),
+    EnvironmentVariable(
+        "NCCL_DEBUG_FILE", "log_file", _text, "the same, by NCCL's name (%h, %p)", yields=True
+    ),
+    EnvironmentVariable(
+        "UNISONO_LOG_SUBSYSTEMS",
+        "log_subsystems",
+        _log_subsystems,
+        f"of {', '.join(LOG_SUBSYSTEMS)}: init,coll (these), ^coll (all others)",
+    ),
+    EnvironmentVariable(
+        "NCCL_DEBUG_SUBSYS", "log_subsystems", _log_subsystems, "the same, by NCCL's name", yields=True
+    ),
+    EnvironmentVariable(
+        "UNISONO_LOG_SIGNAL",
+        "log_signal",
+        _log_signal,
+        f"signal that raises the level in a running job, after debug to off: {', '.join(LOG_SIGNALS)}",
     ),
     EnvironmentVariable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache if it is not set"),
     EnvironmentVariable(
@@ -375,8 +428,6 @@ def read(environ: Mapping[str, str] | None = None, *, strict: bool = True) -> Se
         text = environ.get(variable.name, "")
         if not text or not _counts(variable, launcher):
             continue
-        if variable.deprecated:
-            warnings.warn(f"{variable.name} is {variable.doc}", DeprecationWarning, stacklevel=2)
         try:
             _take(variable, text, environ, values, origins)
         except ValueError as error:

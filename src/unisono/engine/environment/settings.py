@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from unisono.engine.base.authentication import JobToken
 
+LOG_SUBSYSTEMS = ("init", "env", "net", "coll", "elastic")
+"""What lines of the log are about, by NCCL's words where it has the same."""
+
 
 class InvalidSetting(str):
     """The error of a setting's variables, in place of its value."""
@@ -28,6 +31,10 @@ class _SettingFields(NamedTuple):
     ranks_per_host: int = 0
     calibration: str = ""
     record: str = ""
+    log: str = "off"
+    log_file: str = ""
+    log_subsystems: tuple[str, ...] = LOG_SUBSYSTEMS
+    log_signal: str = ""
     cache_home: str = ""
     replace: str = ""
     virtual_gpus: int = 0

@@ -16,7 +16,8 @@ completion.py           wait for several works
 The engine's groups:
 native.py               NativeGroup, connect
 native_planning.py      choose, lower and bind a call
-native_messages.py      messages under way
+message_planning.py     the works of messages
+duplicate.py            the same ranks, messages of their own
 reproducibility.py      algorithms with the canonical order
 custom_algorithms.py    algorithms of the caller
 parent_group.py         the parent while a subgroup is made

@@ -46,6 +46,9 @@ class CallArguments(NamedTuple):
         return kind_of(self.kind).plan
 
 
+OBJECT_FORM = 1 << 8  # added to the dtype of a message that is an object
+
+
 class MessageArguments(NamedTuple):
     """One message, checked: what both an engine and a library need to move it.
 
@@ -53,6 +56,7 @@ class MessageArguments(NamedTuple):
         name: of the caller's method.  address, numel, dtype: of its buffer; `keep` pins it.
         rank, tag: -1 for any.  exact: a shorter message is a Mismatch, too.
         form: the form of a message of codes; None: that of the array.
+        synchronous: a send that is done only when a receive has matched it.
     """
 
     name: str
@@ -66,6 +70,7 @@ class MessageArguments(NamedTuple):
     receiving: bool
     exact: bool = False
     form: int | None = None
+    synchronous: bool = False
 
 
 def check_algorithm(kind: str, algorithm: Any) -> None:

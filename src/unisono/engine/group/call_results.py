@@ -27,6 +27,8 @@ class CallResult(NamedTuple):
 
     def value(self) -> Any:
         """The caller's result, after the call has run."""
+        if self.kind is ResultKind.SCALAR:
+            return self.array[0]
         return self.array.item() if self.kind is ResultKind.NUMBER else self.array
 
 
@@ -41,12 +43,10 @@ def allocate(
     Example: ("all_gather", x, None) with x of shape [3] and 2 ranks -> an array of shape [2, 3], x
     """
     if kind in _IN_PLACE:
-        if not isinstance(out, _NUMBERS):
-            return out, sendbuf, NOTHING
-        import numpy as np
-
-        number = np.array([out])
-        return number, None, CallResult(number, ResultKind.NUMBER)
+        found = _number(out)
+        if found is NOTHING or (kind == "reduce" and rank != root):
+            return (out if found is NOTHING else found.array), sendbuf, NOTHING
+        return found.array, None, found
     if kind == "all_gather_v" and not isinstance(out, (list, tuple)):
         return listed(out, "out", size), sendbuf, NOTHING
     if kind not in _SHAPES or (out is not None and sendbuf is not None):
@@ -57,6 +57,20 @@ def allocate(
     _check(sendbuf, _SHAPES[kind], size)
     result = _native.allocated(sendbuf, _SHAPES[kind], size)
     return result, sendbuf, CallResult(result, _SHAPES[kind])
+
+
+def _number(out: Any) -> CallResult:
+    """An array of one element that holds a number, also one of NumPy's; NOTHING: it is none."""
+    scalar = hasattr(out, "dtype") and type(out).__module__ == "numpy" and type(out).__name__ != "ndarray"
+    if not (scalar or isinstance(out, _NUMBERS)):
+        return NOTHING
+    import numpy as np
+
+    scalar = scalar and isinstance(out, np.generic)
+    if not (scalar or isinstance(out, _NUMBERS)):
+        return NOTHING
+    number = np.array([out])
+    return CallResult(number, ResultKind.SCALAR if scalar else ResultKind.NUMBER)
 
 
 def _check(x: Any, shape: ResultKind, size: int) -> None:

@@ -16,6 +16,7 @@ from unisono.engine.backends.driver import NO_DTYPE, LibraryDriver
 from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.group import objects
 from unisono.engine.group.external_planning import ExternalPlanner
+from unisono.engine.group.external_work import object_status
 from unisono.engine.group.group import Group, Seconds
 from unisono.engine.group.messages import addressed, checked, run
 from unisono.errors import Mismatch
@@ -57,27 +58,35 @@ class ExternalGroup(Group):
     def _iprobe(self, rank: int, tag: int) -> Status | None:  # noqa: ARG002
         self._planner.refuse("iprobe()", NO_DTYPE)
 
+    def _recv_any(
+        self,
+        src: SupportsIndex | None,  # noqa: ARG002
+        tag: int,  # noqa: ARG002
+        timeout: Seconds,  # noqa: ARG002
+    ) -> objects.ReceivedBytes:
+        self._planner.refuse("recv_bytes()", NO_DTYPE)
+
     # An object is one message where the library has a matched probe. Otherwise it is two, its length and its
     # bytes: threads that exchange objects with one rank and tag take turns.
 
-    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None:
+    def _send_encoded(self, encoded: bytes, dst: int, tag: int, timeout: Seconds) -> None:
         planner = self._planner
         parts = (
-            [encoded] if planner.driver.matched_probe else [objects.lengths([_OBJECT, encoded.size]), encoded]
+            [encoded] if planner.driver.matched_probe else [objects.lengths([_OBJECT, len(encoded)]), encoded]
         )
         works = [checked(planner, "send_object", part, dst, tag, timeout, receiving=False) for part in parts]
         place = False, planner.member("send_object", dst), tag
         with self._in_order.setdefault(place, Lock()):
             run(planner, timeout, *works)
 
-    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes:
+    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.ReceivedBytes:
         planner = self._planner
         rank, tag = addressed(planner, "recv_object", src, tag, receiving=True)
         if planner.driver.matched_probe:
             planner.refuse_message(rank, tag, timeout)
             with planner.translating("recv_object"):
-                found: objects.Bytes = planner.driver.receive_object(rank, tag)
-                return found
+                found, source, tag = planner.driver.receive_object(rank, tag)
+                return found, object_status(source, tag, found.size)
         with self._in_order.setdefault((True, rank, tag), Lock()):
             head = objects.lengths([0, 0])
             status = self._receive(head, src, tag, timeout)
@@ -87,7 +96,7 @@ class ExternalGroup(Group):
                 )
             encoded = objects.allocate(head[1])
             self._receive(encoded, status.source, status.tag, timeout)
-        return encoded
+        return encoded, object_status(status.source, status.tag, encoded.size)
 
     def _receive(self, part: Any, src: SupportsIndex | None, tag: int, timeout: Seconds) -> Status:
         work = checked(self._planner, "recv_object", part, src, tag, timeout, receiving=True)

@@ -17,7 +17,7 @@ from unisono.engine.group.call_results import NOTHING, CallResult
 from unisono.engine.group.coalescing import CoalescedBuffers, no_calls
 from unisono.engine.group.external_work import ExternalCall, ExternalMessageWork, device_arrays
 from unisono.engine.group.planning import Planner
-from unisono.engine.group.work import seconds
+from unisono.engine.group.work import OutstandingMessages, seconds
 from unisono.engine.memory.buffers import DTYPES, DeviceArray, is_tensor
 from unisono.engine.operations.kinds import kind_of
 from unisono.errors import Aborted, GroupError, Mismatch, Timeout, UnisonoError, message
@@ -39,6 +39,7 @@ class ExternalPlanner(Planner[LibraryDriver]):
 
     def __init__(self, driver: LibraryDriver, name: str, timeout_s: float, hosts: tuple[str, ...]) -> None:
         super().__init__(driver, name, driver.rank, driver.size, timeout_s, hosts)
+        self.outstanding_messages = OutstandingMessages()
         self._usual_s = timeout_s
         self._pid = os.getpid()
 
@@ -51,6 +52,10 @@ class ExternalPlanner(Planner[LibraryDriver]):
     def codings(self) -> NoReturn:
         """Raises NotSupported: the library does not encode values."""
         self.refuse(*_NO_CODES)
+
+    def reason(self, call: CallArguments, nbytes: int, algorithm: str) -> str:  # noqa: ARG002
+        """See `Planner.reason`."""
+        return "the library chooses"
 
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> NoReturn:  # noqa: ARG002
         """Raises NotSupported."""
@@ -190,9 +195,15 @@ class ExternalPlanner(Planner[LibraryDriver]):
     def message(self, transfer: MessageArguments) -> ExternalMessageWork:
         """See `Planner.message`."""
         self.refuse_message(transfer.rank, transfer.tag, transfer.timeout)
+        if transfer.synchronous:
+            self.refuse("synchronous=True", "its sends do not say whether they were received")
         extent = transfer.address, transfer.numel
         (array,) = self._flat([extent], DTYPES[transfer.dtype], transfer.keep)
         return ExternalMessageWork(self, transfer, array)
+
+    def sized_message(self, name: str, *_: Any) -> NoReturn:
+        """Raises NotSupported."""
+        self.refuse(f"{name}()", "its receives know their size")
 
     def refuse_message(self, rank: int, tag: int, timeout: Seconds) -> None:
         """Raises NotSupported: the library has no such message.  ValueError, TypeError: wrong timeout."""

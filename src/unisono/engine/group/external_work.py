@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono._native import Status
 from unisono.engine.backends.driver import LibraryCall, LibraryRequest, keep_for_ever
+from unisono.engine.group.arguments import OBJECT_FORM
 from unisono.engine.group.call_results import NOTHING, CallResult
 from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, DeviceArray
@@ -20,8 +21,18 @@ if TYPE_CHECKING:
     from unisono.engine.group.arguments import MessageArguments
     from unisono.engine.group.external_planning import ExternalPlanner
 
-_OBJECT_FORM = 1 << 8
 Seconds = float | timedelta | None
+
+
+def object_status(source: int, tag: int, nbytes: int) -> Status:
+    """The status of an object whose encoding has so many bytes."""
+    return _status(source, tag, nbytes, DTYPES.index("uint8") | OBJECT_FORM)
+
+
+def _status(source: int, tag: int, nbytes: int, form: int) -> Status:
+    status = Status.__new__(Status)
+    status.__setstate__((source, tag, nbytes, form))
+    return status
 
 
 class ExternalCall:
@@ -167,12 +178,14 @@ class ExternalMessageWork(ExternalWork, MessageWork):
         """See `MessageWork.start`."""
         driver, transfer = self._planner.driver, self._transfer
         array = driver.copy(self._array) if self._buffered else self._array
-        with self._planner.translating(self._kind):
-            move = driver.receive if transfer.receiving else driver.send
-            self._moving = move(array, transfer.rank, transfer.tag, self._kind.endswith("_object"))
-        self._pending = [self._moving]
-        self._begun = True
-        self._planner.outstanding_messages.keep(self)
+        self._planner.outstanding_messages.keep(self)  # first: a signal handler may raise right after it
+        try:
+            with self._planner.translating(self._kind):
+                move = driver.receive if transfer.receiving else driver.send
+                self._moving = move(array, transfer.rank, transfer.tag, self._kind.endswith("_object"))
+            self._pending = [self._moving]
+        finally:
+            self._begun = True
 
     def _what(self) -> str:
         rank = self._transfer.rank
@@ -214,10 +227,8 @@ class ExternalMessageWork(ExternalWork, MessageWork):
 
     def receive_status(self) -> Status:
         """See `MessageWork.receive_status`."""
-        form = self._transfer.dtype | (_OBJECT_FORM if self._kind.endswith("_object") else 0)
-        status = Status.__new__(Status)
-        status.__setstate__((self._moving.source, self._moving.tag, self._moving.nbytes, form))
-        return status
+        form = self._transfer.dtype | (OBJECT_FORM if self._kind.endswith("_object") else 0)
+        return _status(self._moving.source, self._moving.tag, self._moving.nbytes, form)
 
     def cancel(self) -> bool:
         """See `Work.cancel`."""

@@ -12,6 +12,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
@@ -108,10 +109,11 @@ class Group(_native.GroupBase):
         hosts: tuple[str, ...],
         members: tuple[int, ...] | None,
         rendezvous: Rendezvous | None,
+        original: Group | None = None,
     ) -> None:
         """engine: which repeats calls; None: none does.  hosts: the name of each rank's.  rendezvous: to
-        end."""
-        super().__init__(planner, engine, planner.timeout_s)
+        end.  original: the group of which it is a duplicate."""
+        super().__init__(planner, engine, planner.timeout_s, planner.context, original)
         self._planner = planner
         self._hosts = hosts
         self._members = tuple(range(planner.size)) if members is None else members
@@ -582,13 +584,28 @@ class Group(_native.GroupBase):
     # ---- messages: two ranks call them; they may overlap any collective -----------------------------
 
     def send(
-        self, x: Any, dst: int, tag: int = 0, *, codec: CodecName = None, timeout: Seconds = None
+        self,
+        x: Any,
+        dst: int,
+        tag: int = 0,
+        *,
+        codec: CodecName = None,
+        synchronous: bool = False,
+        timeout: Seconds = None,
     ) -> None:
         """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet.
 
-        codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
+        A NumPy array whose elements do not lie one behind another is packed, in the order of its indices.
+
+        Args:
+            codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
+            synchronous: return only when a receive has matched the message, as MPI_Ssend does.
         """
-        if codec is not None:
+        if synchronous:
+            if codec is not None:
+                raise ValueError("send: codec= and synchronous=True exclude each other")
+            run(self._planner, timeout, self._synchronous("send", x, dst, tag, timeout))
+        elif codec is not None:
             _codec_messages().transfer_encoded(self._planner, "send", x, dst, tag, timeout, codec)
         elif self._send(x, dst, tag, timeout) is None:
             work = checked(self._planner, "send", x, dst, tag, timeout, receiving=False)
@@ -626,18 +643,28 @@ class Group(_native.GroupBase):
         run(self._planner, timeout, work)
         return work.receive_status()
 
-    def isend(self, x: Any, dst: int, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
-        """Begin to send `x`. Do not change `x` until the work is done."""
-        work = checked(self._planner, "isend", x, dst, tag, timeout, receiving=False)
-        return begin(self._planner, work)
+    def isend(
+        self, x: Any, dst: int, tag: int = 0, *, synchronous: bool = False, timeout: Seconds = None
+    ) -> MessageWork:
+        """Begin to send `x`. Do not change `x` until the work is done.
+
+        synchronous: the work is done only when a receive has matched the message.
+        """
+        if synchronous:
+            return begin(self._synchronous("isend", x, dst, tag, timeout))
+        work: MessageWork | None = self._isend(x, dst, tag, timeout)
+        return work or begin(checked(self._planner, "isend", x, dst, tag, timeout, receiving=False))
+
+    def _synchronous(self, name: str, x: Any, dst: int, tag: int, timeout: Seconds) -> MessageWork:
+        return checked(self._planner, name, x, dst, tag, timeout, receiving=False, synchronous=True)
 
     def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
         """Begin to receive into `x`; when done, the work's `status` is what `recv` returns.
 
         `work.cancel()` cancels it while no message has matched it.
         """
-        work = checked(self._planner, "irecv", x, src, tag, timeout, receiving=True)
-        return begin(self._planner, work)
+        work: MessageWork | None = self._irecv(x, src, tag, timeout)
+        return work or begin(checked(self._planner, "irecv", x, src, tag, timeout, receiving=True))
 
     def sendrecv(
         self, x: Any, dst: int, out: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None
@@ -664,6 +691,9 @@ class Group(_native.GroupBase):
         Example: status = group.probe(tag=ANY_TAG); x = np.empty(status.numel, status.dtype)
             group.recv(x, status.source, status.tag)
         """
+        status: Status | None = self._peek(None, src, tag, None)
+        if status is not None:
+            return status
         rank, tag = addressed(self._planner, "probe", src, tag, receiving=True)
         return self._probe(rank, tag, self._planner.seconds(timeout))
 
@@ -673,7 +703,8 @@ class Group(_native.GroupBase):
         Raises:
             PeerLost: see `probe`.
         """
-        return self._iprobe(*addressed(self._planner, "iprobe", src, tag, receiving=True))
+        status: Status | None = self._peek(None, src, tag, None)
+        return status or self._iprobe(*addressed(self._planner, "iprobe", src, tag, receiving=True))
 
     @abstractmethod
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status: ...
@@ -705,7 +736,7 @@ class Group(_native.GroupBase):
             arguments.append(read(self._planner, "batch", one.x, peer, one.tag, timeout, receiving=receiving))
         works = together(self._planner, arguments)
         for number in sorted(range(len(works)), key=lambda number: isinstance(messages[number], SendTo)):
-            begin(self._planner, works[number])
+            begin(works[number])
         return works
 
     # ---- windows ------------------------------------------------------------------------------------
@@ -733,18 +764,17 @@ class Group(_native.GroupBase):
         self, obj: Any = None, src: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> Any:
         """The object of rank `src`, on every rank."""
-        if self.rank == self._planner.member("broadcast_object", src):
-            encoded = objects.encode_object("broadcast_object", obj, pickle)
-            with self._object_turn:
-                self._move("broadcast_object", objects.length(encoded), None, src, timeout)
-                self._move("broadcast_object", encoded, None, src, timeout)
-            return obj
-        length = objects.lengths([0])
+        sends = self.rank == self._planner.member("broadcast_object", src)
+        encoded = objects.encode("broadcast_object", obj, pickle) if sends else b""
+        packet = objects.packet(encoded)
         with self._object_turn:
-            self._move("broadcast_object", length, None, src, timeout)
-            encoded = objects.allocate(length[0])
-            self._move("broadcast_object", encoded, None, src, timeout)
-        return objects.decode_object(encoded, pickle=pickle)
+            self._move("broadcast_object", packet, None, src, timeout)
+            nbytes, received = objects.unpacked(packet)
+            if received is None:
+                whole: Any = encoded if sends else objects.allocate(nbytes)
+                self._move("broadcast_object", whole, None, src, timeout)
+                received = whole
+        return obj if sends else objects.decode_object(received, pickle=pickle)
 
     def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Seconds = None) -> list[Any]:
         """The objects of all ranks, in the order of ranks, on every rank."""
@@ -793,23 +823,83 @@ class Group(_native.GroupBase):
         self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> None:
         """Send an object to rank `dst`."""
-        self._send_encoded(objects.encode_object("send_object", obj, pickle), dst, tag, timeout)
+        self._send_encoded(objects.encode("send_object", obj, pickle), dst, tag, timeout)
 
     def recv_object(
-        self, src: SupportsIndex | None = None, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
+        self,
+        src: SupportsIndex | None = None,
+        tag: int = 0,
+        *,
+        pickle: bool = False,
+        with_status: bool = False,
+        timeout: Seconds = None,
     ) -> Any:
         """Receive an object from rank `src`, or from any rank (None).
 
+        Args:
+            tag: of the message; `ANY_TAG` accepts any.
+            with_status: return the object and the message's `Status`.
         Raises:
             Mismatch: the message is an array.
+        Example: task, status = group.recv_object(tag=un.ANY_TAG, with_status=True)
         """
-        return objects.decode_object(self._recv_encoded(src, tag, timeout), pickle=pickle)
+        encoded, status = self._recv_encoded(src, tag, timeout)
+        obj = objects.decode_object(encoded, pickle=pickle)
+        return (obj, status) if with_status else obj
+
+    def recv_bytes(
+        self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None
+    ) -> objects.ReceivedBytes:
+        """Receive the next message from rank `src`, or from any rank (None), whatever its size and dtype.
+
+        No other thread can take it in between, as it could after a `probe`.
+
+        Args:
+            tag: of the message; `ANY_TAG` accepts any.
+        Returns:
+            Its bytes, a writable array of uint8, and its `Status`. Those of an object are its encoding.
+        Example: data, status = group.recv_bytes(); x = data.view(status.dtype)
+        """
+        return self._recv_any(src, tag, timeout)
+
+    def irecv_object(
+        self,
+        src: SupportsIndex | None = None,
+        tag: int = 0,
+        *,
+        pickle: bool = False,
+        timeout: Seconds = None,
+    ) -> MessageWork:
+        """Begin to receive an object; the work's `result()` is the object, its `status` the message's."""
+        decode = partial(objects.decode_object, pickle=pickle)
+        return self._begin_sized("irecv_object", src, tag, timeout, decode)
+
+    def irecv_bytes(
+        self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None
+    ) -> MessageWork:
+        """Begin to receive the next message, whatever its size and dtype, see `recv_bytes`.
+
+        The work's `result()` is the array of its bytes. `work.cancel()` returns False once a message has
+        matched: so a program learns whether one has come, and no other receive gets it.
+        """
+        return self._begin_sized("irecv_bytes", src, tag, timeout, None)
+
+    def _begin_sized(
+        self, name: str, src: SupportsIndex | None, tag: int, timeout: Seconds, decode: Any
+    ) -> MessageWork:
+        rank, tag = addressed(self._planner, name, src, tag, receiving=True)
+        return begin(self._planner.sized_message(name, rank, tag, self._planner.seconds(timeout), decode))
 
     @abstractmethod
-    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
+    def _send_encoded(self, encoded: bytes, dst: int, tag: int, timeout: Seconds) -> None: ...
 
     @abstractmethod
-    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes: ...
+    def _recv_encoded(
+        self, src: SupportsIndex | None, tag: int, timeout: Seconds
+    ) -> objects.ReceivedBytes: ...
+
+    @abstractmethod
+    def _recv_any(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.ReceivedBytes: ...
 
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
         return self._collect(kind, objects.encode_object(kind, obj, pickle), 0, pickle, timeout)
@@ -876,6 +966,23 @@ class Group(_native.GroupBase):
         finally:
             self._subgroups = first + len(colors)  # also where making one of them failed
         return mine
+
+    def duplicate(self) -> Group:
+        """A group of the same ranks, whose messages are apart from those of this one. Every rank calls it.
+
+        It needs no connections or threads of its own, and takes about 0.1 ms: both groups share
+        one engine. So the collectives of a group and its duplicates are one sequence, in the same order on
+        every rank; a fault ends all of them; and they end with the original. A tag is at most 524,287.
+        `subgroup` makes a group that depends on nothing.
+
+        Raises:
+            ValueError: 4,095 duplicates are open.  NotSupported: a group of another backend.
+        Example: a library takes group.duplicate(): its receives never get the messages of its caller.
+        """
+        return self._duplicate()
+
+    def _duplicate(self) -> Group:
+        self._refuse_membership("duplicate()")
 
     def _check_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
         self._planner.check_open()

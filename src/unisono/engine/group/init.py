@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from datetime import timedelta
+from typing import Any, cast
 
 from unisono.engine.base.limits import refuse_replaced_modules
 from unisono.engine.base.validation import flag, instance, text, whole
@@ -14,6 +16,7 @@ from unisono.engine.bootstrap.init_method import InitMethod
 from unisono.engine.bootstrap.rendezvous import rendezvous
 from unisono.engine.diagnosis import except_hook
 from unisono.engine.environment import env
+from unisono.engine.environment.event_log import LOG
 from unisono.engine.group.group import Group
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.notices import announce
@@ -30,7 +33,7 @@ def init_process_group(
     timeout: float | timedelta | None = None,
     world_size: int = -1,
     rank: int = -1,
-    store: Store | None = None,
+    store: Store | Any | None = None,
     group_name: str = "world",
     reproducible: bool = False,
 ) -> Group:
@@ -43,7 +46,7 @@ def init_process_group(
         init_method: `env://` (default), `tcp://host:port` or `file:///path`; excludes `store`.
         timeout: seconds for the rendezvous and for every operation; default UNISONO_TIMEOUT_S, 300 s.
         world_size, rank: -1 takes them from the URL or the environment.
-        store: an open store for the rendezvous; the caller keeps it.
+        store: an open store for the rendezvous, also one of `torch.distributed`; the caller keeps it.
         group_name: appears in error texts. Ranks meet only under the same name; worlds of different names
             may meet at the same time, in threads of the same processes.
         reproducible: of the group and its subgroups, see `Group`.
@@ -56,6 +59,7 @@ def init_process_group(
     world_size, rank = whole(world_size, "world_size"), whole(rank, "rank")
     text(group_name, "group_name")
     flag(reproducible, "reproducible")
+    store = _of_ours(store, seconds(timeout, 300.0))
     if chosen in ("mpi", "gloo", "nccl"):
         from unisono.engine.group.external_init import (
             external_group,  # imports libraries that a native group does not need
@@ -75,6 +79,16 @@ def init_process_group(
         raise ValueError(_no_backend(chosen))
     over_mpi = chosen == "auto" and init_method is None and store is None
     return _native_group(over_mpi, init_method, timeout, world_size, rank, store, group_name, reproducible)
+
+
+def _of_ours(store: Any, timeout_s: float) -> Store | None:
+    """A store of Unisono, one of PyTorch's translated."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and isinstance(store, getattr(distributed, "Store", ())):
+        from unisono.engine.backends.torch_store import TorchStore
+
+        return TorchStore(store, timeout_s=timeout_s)
+    return None if store is None else cast("Store", instance(store, Store, "store"))
 
 
 def _native_group(
@@ -132,6 +146,7 @@ def form(
     Args:
         where: an init_method, or a parsed one.
     """
+    LOG.configure(settings)
     with making(world_size):
         own_rendezvous = rendezvous(
             where,

@@ -16,6 +16,7 @@ from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.bootstrap.peer_info import local_peer_info
 from unisono.engine.diagnosis import except_hook
 from unisono.engine.environment import env
+from unisono.engine.environment.event_log import LOG
 from unisono.engine.group.admission import MEET_EACH_S, MEET_S, admission_store
 from unisono.engine.group.listening import STORE_S, Invitation
 from unisono.engine.group.membership import Former
@@ -43,6 +44,7 @@ def join_group(address: str | Sequence[str], timeout: float | timedelta | None) 
     """See `unisono.join`."""
     settings = env.read(strict=False)
     except_hook.install(settings)
+    LOG.configure(settings)
     timeout_s = seconds(timeout, settings.timeout_s)
     deadline = time.monotonic() + timeout_s
     known = _addresses(address)

@@ -96,6 +96,7 @@ def read(
     receiving: bool,
     exact: bool = False,
     form: int | None = None,
+    synchronous: bool = False,
 ) -> MessageArguments:
     """Check the arguments of one message.
 
@@ -103,13 +104,28 @@ def read(
         ValueError, TypeError: one of them is wrong.
     """
     x = planner.as_readable(name, x)
+    if not receiving:
+        x = _packed(planner, name, x)
     keep = pinned(x)  # before its address is read
     try:
         address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
     except (TypeError, ValueError) as error:
         raise with_call_name(name, error) from None
     rank, tag = addressed(planner, name, peer, tag, receiving=receiving)
-    return MessageArguments(name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form)
+    return MessageArguments(
+        name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form, synchronous
+    )
+
+
+def _packed(planner: Planner[Any], name: str, x: Any) -> Any:
+    """A copy of a NumPy array whose elements do not lie one behind another, in the order of its indices."""
+    flags = getattr(x, "flags", None)
+    if flags is None or type(x).__module__ != "numpy" or flags.c_contiguous or x.size == 0:
+        return x
+    reach = [(length - 1) * stride for length, stride in zip(x.shape, x.strides, strict=True)]
+    low = x.__array_interface__["data"][0] + sum(one for one in reach if one < 0)
+    planner.refuse_shared_memory(name, low, sum(map(abs, reach)) + x.itemsize)
+    return x.copy(order="C")
 
 
 def addressed(
@@ -124,34 +140,24 @@ def addressed(
     if peer is None and not receiving:
         raise ValueError(f"{name}: rank None is not in group {planner.name!r} of {planner.size} ranks")
     rank = ANY_RANK if peer is None else planner.member(name, peer)
-    if not (0 <= tag < 1 << 31 or (tag == ANY_TAG and receiving)):
-        raise ValueError(f"{name}: tag is {tag}, expected 0..2147483647")
+    if not (0 <= tag <= planner.most_tag or (tag == ANY_TAG and receiving)):
+        raise ValueError(f"{name}: tag is {tag}, expected 0..{planner.most_tag}")
     return rank, tag
 
 
 def run(planner: Planner[Any], timeout: Seconds, *works: MessageWork) -> None:
     """Post all works, then wait for them, the last one first."""
     timeout_s = planner.seconds(timeout)
-    try:
-        for work in works:
-            work.start()
-        for work in reversed(works):
-            if work.wait_or_abort(timeout_s):
-                raise work.failure()
-    except BaseException:  # a fault, or Ctrl-C at any point: the engine may still move their bytes
-        for work in works:
-            planner.outstanding_messages.keep(work)
-        raise
-
-
-def begin(planner: Planner[Any], work: MessageWork) -> MessageWork:
-    """Post a work, and keep it until it is done."""
-    try:
+    for work in works:
         work.start()
-        if not work.ended():
-            planner.outstanding_messages.keep(work)
-            work.detach()
-    except BaseException:  # as by Ctrl-C, perhaps right after it was posted
-        planner.outstanding_messages.keep(work)
-        raise
+    for work in reversed(works):
+        if work.wait_or_abort(timeout_s):
+            raise work.failure()
+
+
+def begin(work: MessageWork) -> MessageWork:
+    """Post a work that outlives the call."""
+    work.start()
+    if not work.ended():
+        work.detach()
     return work

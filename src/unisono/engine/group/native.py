@@ -24,9 +24,11 @@ from unisono.engine.diagnosis.close_reason import close_reason, error_reason
 from unisono.engine.diagnosis.fault_reader import last_operation, publish_close_reason, read_empty_probe
 from unisono.engine.diagnosis.fault_text import MOST_MEMBERS, error, listed
 from unisono.engine.environment import env
+from unisono.engine.environment.event_log import LOG
 from unisono.engine.group import objects
 from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group, Seconds
+from unisono.engine.group.group_log import log_group
 from unisono.engine.group.membership import Former, Loop, MembershipGroup
 from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
 from unisono.engine.group.native_planning import NativePlanner
@@ -86,6 +88,9 @@ class NativeGroup(MembershipGroup):
         if len(set(hosts)) > 1:
             close_in_children(planner.close_copies)
         super().__init__(planner, engine, hosts, members, rendezvous)
+        LOG.add_group(self)
+        if LOG.level:
+            log_group(self)
         if settings is not None and settings.record:
             from unisono.engine.group.recording import record
 
@@ -241,7 +246,7 @@ class NativeGroup(MembershipGroup):
 
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:
         planner, engine = self._planner, self._planner.engine
-        fault, status = engine.probe(rank, tag, timeout_s)
+        fault, status = engine.probe(rank, planner.travelling(tag), timeout_s)
         if status is not None:
             return status
         if fault == FaultKind.TIMEOUT and not engine.faulted:
@@ -250,36 +255,50 @@ class NativeGroup(MembershipGroup):
 
     def _iprobe(self, rank: int, tag: int) -> Status | None:
         engine = self._planner.engine
-        fault, status = engine.look(rank, tag)
+        fault, status = engine.look(rank, self._planner.travelling(tag))
         if fault:
             raise self._planner.failure("iprobe", self.timeout_s, engine)
         return status
 
-    def _send_encoded(self, encoded: objects.Bytes, dst: int, tag: int, timeout: Seconds) -> None:
+    def _send_encoded(self, encoded: bytes, dst: int, tag: int, timeout: Seconds) -> None:
         if self._send_object(encoded, dst, tag, timeout) is None:
             work = checked(self._planner, "send_object", encoded, dst, tag, timeout, receiving=False)
             run(self._planner, timeout, work)
 
-    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.Bytes:
-        encoded: objects.Bytes | None = self._recv_object(None, src, tag, timeout)
-        if encoded is None:  # arguments that only Python reads
-            rank, tag = addressed(self._planner, "recv_object", src, tag, receiving=True)
-            self._planner.check_open()
-            source = None if rank == ANY_RANK else rank
-            encoded = self._recv_object(None, source, tag, self._planner.seconds(timeout))
-        if encoded is None:  # another thread closes the group
-            raise GroupClosed(f"recv_object failed: group {self.name!r} was closed by another thread")
-        return encoded
+    def _recv_encoded(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.ReceivedBytes:
+        received: objects.ReceivedBytes | None = self._recv_object(None, src, tag, timeout)
+        return received or self._recv_read("recv_object", self._recv_object, src, tag, timeout)
+
+    def _recv_any(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.ReceivedBytes:
+        received: objects.ReceivedBytes | None = self._recv_bytes(None, src, tag, timeout)
+        return received or self._recv_read("recv_bytes", self._recv_bytes, src, tag, timeout)
+
+    def _recv_read(
+        self, name: str, receive: Any, src: SupportsIndex | None, tag: int, timeout: Seconds
+    ) -> objects.ReceivedBytes:
+        """The same with arguments that only Python reads."""
+        rank, tag = addressed(self._planner, name, src, tag, receiving=True)
+        self._planner.check_open()
+        source = None if rank == ANY_RANK else rank
+        received: objects.ReceivedBytes | None = receive(None, source, tag, self._planner.seconds(timeout))
+        if received is None:  # another thread closes the group
+            raise GroupClosed(f"{name} failed: group {self.name!r} was closed by another thread")
+        return received
 
     def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
         """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
-        work = checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True)
-        return begin(self._planner, work)
+        work: MessageWork | None = self._irecv_all(x, src, tag, None)
+        return work or begin(checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True))
 
     @property
     def _engine_settings(self) -> EngineSettings | None:
         """By which its ranks reach each other; the environment of a newcomer may name no such host."""
         return None if self._identity is None else self._identity.settings
+
+    def _duplicate(self) -> Group:
+        from unisono.engine.group.duplicate import duplicate
+
+        return duplicate(self)
 
     def _agree(self, chosen: tuple[int, ...]) -> None:
         self._execute(self._planner.agree("subgroup", chosen), False, None)
@@ -360,6 +379,7 @@ def connect(
     if parent is not None:  # the launcher of an elastic job is told of the whole group only
         settings = settings._replace(elastic=None)
     except_hook.install(settings)
+    LOG.configure(settings)
     timeout_s = seconds(timeout_s, settings.timeout_s)
     engine_settings = engine_settings or EngineSettings.of(settings)
     keys = PrefixStore(name, store)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from unisono import _native
@@ -21,8 +21,14 @@ from unisono.engine.diagnosis.fault_reader import (
 )
 from unisono.engine.diagnosis.fault_text import error
 from unisono.engine.diagnosis.report import FirstFailure
-from unisono.engine.group.arguments import CallArguments, MessageArguments, check_op, check_reducible
+from unisono.engine.environment.event_log import LOG
+from unisono.engine.group.arguments import (
+    CallArguments,
+    check_op,
+    check_reducible,
+)
 from unisono.engine.group.buffer_layout import BufferLayout, check_alike, in_parts
+from unisono.engine.group.call_log import log_call, log_end
 from unisono.engine.group.call_results import CallResult
 from unisono.engine.group.coalescing import (
     CoalescedBuffers,
@@ -33,8 +39,7 @@ from unisono.engine.group.coalescing import (
     no_calls,
 )
 from unisono.engine.group.custom_algorithms import CustomAlgorithms
-from unisono.engine.group.native_messages import NativeMessageWork
-from unisono.engine.group.planning import Planner
+from unisono.engine.group.message_planning import MessagePlanner
 from unisono.engine.group.reproducibility import ReproducibleAlgorithms
 from unisono.engine.membership.eviction import Eviction
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
@@ -61,12 +66,13 @@ class PreparedCall(NamedTuple):
 
     operation: _native.OperationDescriptor
     name: str
+    algorithm: str
     root: int
     note: str | None = None
     parts: int = 1
 
 
-class NativePlanner(Planner[_native.Engine]):
+class NativePlanner(MessagePlanner):
     """Plans the calls of one rank of one group for its engine, and makes the errors of failed calls.
 
     Attributes:
@@ -111,15 +117,14 @@ class NativePlanner(Planner[_native.Engine]):
         self._tuner = Tuner(self.size, self.hosts, self.machine)
         self._reproducible = ReproducibleAlgorithms(self.size, self.hosts)
         self._custom = CustomAlgorithms(self.rank, self.size, self.hosts)
-        self._prepared: dict[tuple[str, str, int, int, int, EdgeCoding | None], PreparedCall] = {}
         self._code: dict[tuple[str, str, int, str, bool], list[int]] = {}
-        self._agreements: dict[tuple[str | int, ...], _native.OperationDescriptor] = {}
+        self.forget()
         self.__dict__.pop("codings", None)
 
-    @property
-    def engine(self) -> _native.Engine:
-        """The engine. Raises GroupClosed: the group was closed."""
-        return self.runner
+    def forget(self) -> None:
+        """See `MessagePlanner.forget`."""
+        self._prepared: dict[tuple[str, str, int, int, int, EdgeCoding | None], PreparedCall] = {}
+        self._agreements: dict[tuple[str | int, ...], _native.OperationDescriptor] = {}
 
     @cached_property
     def codings(self) -> CodecPlanner:
@@ -135,6 +140,11 @@ class NativePlanner(Planner[_native.Engine]):
         engine = self.drop()
         if engine is None:
             return
+        if self.context:  # the original goes on
+            self.contexts.free(self.context)
+            return
+        if LOG.level:
+            log_end(self, engine.issued, cause)
         try:
             if cause:
                 publish_close_reason(engine, cause)
@@ -149,7 +159,7 @@ class NativePlanner(Planner[_native.Engine]):
                 self.admission_store.close()
             for end in self.leave_callbacks:
                 end()
-            self.outstanding_messages.close()  # not earlier: a thread may still move bytes of these buffers
+            self.dropped_messages.close(engine.unsettled)  # not earlier: a thread may still move their bytes
 
     def drop(self) -> _native.Engine | None:
         """See `Planner.drop`."""
@@ -174,7 +184,10 @@ class NativePlanner(Planner[_native.Engine]):
         coded, feedback = None, None
         if call.coding is not None:
             coded, feedback, layout = self.codings.of_call(call, pins[0], layout)
-        operation, name, root, note, parts = self.prepare(call, layout.dtype, layout.typical, coded)
+        made = self.prepare(call, layout.dtype, layout.typical, coded)
+        operation, name, _, root, note, parts = made
+        if LOG.level:
+            log_call(self, call, made.algorithm, made.note, layout.dtype, layout.typical)
         if parts > 1:
             layout = in_parts(layout, call.kind, self.size, parts)
         factor = call.op.factor if type(call.op) is PremulSum else 1.0
@@ -208,7 +221,10 @@ class NativePlanner(Planner[_native.Engine]):
         calls = []
         for batch in batches(pieces.each):
             dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
-            operation, name, root, _, parts = self.prepare(call, dtype, numel, coded)
+            made = self.prepare(call, dtype, numel, coded)
+            operation, name, _, root, _, parts = made
+            if LOG.level:
+                log_call(self, call, made.algorithm, made.note, dtype, numel)
             if parts > 1:
                 raise ValueError(f"{call.kind}: a coalesced call cannot cut each block into {parts} chunks")
             item = ITEMSIZES[dtype]
@@ -230,29 +246,19 @@ class NativePlanner(Planner[_native.Engine]):
             )
         return calls or no_calls
 
-    def message(self, transfer: MessageArguments) -> NativeMessageWork:
-        """See `Planner.message`."""
-        name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form = transfer
-        engine, timeout_s = self.engine, self.seconds(timeout)
-        nbytes = numel * ITEMSIZES[dtype]
-        dtype = dtype if form is None else form
-        # Blocking calls: the caller's frame still exists when an error needs its line.
-        where = ""
-        if name in ("isend", "irecv", "batch"):
-            where = call_site()
-            keep = (keep, _native.StorageHold(keep))
-        operation = f"{name}(tag={tag})" if tag > 0 else name
-        if receiving:
-            post = partial(engine.post_recv, rank, tag, dtype, exact, address, nbytes, timeout_s)
-        else:
-            is_object = name.endswith("_object")
-            post = partial(engine.post_send, rank, tag, dtype, is_object, address, nbytes, timeout_s)
-        context = partial(self.fault_context, engine, operation, timeout_s, where)
-        return NativeMessageWork(engine, post, (address, nbytes), keep, context, receiving)
-
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """See `Planner.choice`."""
         return self._tuner.explain(collective, nbytes, algorithm)
+
+    def reason(self, call: CallArguments, nbytes: int, algorithm: str) -> str:
+        """See `Planner.reason`."""
+        if call.algorithm is not None:
+            return "asked for by the call"
+        if call.coding is not None:
+            return "chosen for the codec"
+        by = "in the order of ranks" if call.reproducible else self._tuner.reason(call.plan, nbytes)
+        whole = nbytes * self.size if call.plan in ("all_gather", "reduce_scatter") else nbytes
+        return f"{by}; predicted {self._tuner.predict(call.plan, algorithm, whole) * 1e6:.3g} us"
 
     def prepare(
         self, call: CallArguments, dtype: int, numel: int, coded: EdgeCoding | None = None
@@ -286,7 +292,7 @@ class NativePlanner(Planner[_native.Engine]):
             operation = engine.operation(
                 self._lowered(plan, algorithm, root), KINDS.index(kind), dtype, op.value
             )
-            found = self._prepared[key] = PreparedCall(operation, kind, root)
+            found = self._prepared[key] = PreparedCall(operation, kind, algorithm, root)
         return found
 
     def _prepare_coded(self, call: CallArguments, dtype: int, numel: int, coded: EdgeCoding) -> PreparedCall:
@@ -315,7 +321,7 @@ class NativePlanner(Planner[_native.Engine]):
             coded.between_hosts,
             coded.feedback,
         )
-        found = self._prepared[key] = PreparedCall(operation, kind, root, str(coded))
+        found = self._prepared[key] = PreparedCall(operation, kind, name, root, str(coded))
         return found
 
     def _prepare_custom(self, call: CallArguments, function: StepFunction | str, dtype: int) -> PreparedCall:
@@ -334,7 +340,7 @@ class NativePlanner(Planner[_native.Engine]):
         if found is None:
             operation = engine.operation(custom.code, KINDS.index(kind), dtype, op.value, custom.number)
             note = f"algorithm {custom.name}, plan {custom.number:016x}"
-            found = self._prepared[key] = PreparedCall(operation, kind, root, note, custom.parts)
+            found = self._prepared[key] = PreparedCall(operation, kind, custom.name, root, note, custom.parts)
         return found
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:

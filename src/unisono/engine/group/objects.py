@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from unisono import _native
 from unisono.engine.group.buffer_layout import with_call_name
 
 if TYPE_CHECKING:
@@ -17,18 +18,47 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Lengths = np.ndarray[Any, np.dtype[np.int64]]
+    ReceivedBytes = tuple[Bytes, _native.Status]
 
 
-def encode_object(call: str, obj: Any, pickle: bool) -> Bytes:
+def encode(call: str, obj: Any, pickle: bool) -> bytes:
     """The bytes of an object, for a call of this name."""
-    import numpy as np  # imported late: ranks that send no objects start faster
-
+    plain = None if pickle else _native.encode_plain(obj)
+    if plain is not None:
+        return plain
     from unisono.engine import encoding
 
     try:
-        return np.frombuffer(encoding.encode(obj, pickle=pickle), np.uint8)
+        return encoding.encode(obj, pickle=pickle)
     except (TypeError, ValueError) as error:
         raise with_call_name(call, error) from None
+
+
+def encode_object(call: str, obj: Any, pickle: bool) -> Bytes:
+    """The same as an array."""
+    import numpy as np  # imported late: ranks that send no objects start faster
+
+    return np.frombuffer(encode(call, obj, pickle), np.uint8)
+
+
+PACKET_NBYTES = 256
+"""What `broadcast_object` sends first: the length, 8 bytes, and as much of the object."""
+
+
+def packet(encoded: bytes = b"") -> bytearray:
+    """The first part of an object, to send or to receive into."""
+    made = bytearray(PACKET_NBYTES)
+    made[:8] = len(encoded).to_bytes(8, "little")
+    if len(encoded) <= PACKET_NBYTES - 8:
+        made[8 : 8 + len(encoded)] = encoded
+    return made
+
+
+def unpacked(received: bytearray) -> tuple[int, memoryview | None]:
+    """The length of an object, and its bytes; None: they follow."""
+    nbytes = int.from_bytes(received[:8], "little")
+    whole = nbytes <= PACKET_NBYTES - 8
+    return nbytes, memoryview(received)[8 : 8 + nbytes] if whole else None
 
 
 def length(encoded: Bytes) -> Lengths:
@@ -52,6 +82,9 @@ def allocate(nbytes: int) -> Bytes:
 
 def decode_object(data: Any, *, pickle: bool) -> Any:
     """The object that these bytes encode."""
+    plain = _native.decode_plain(data)
+    if plain is not NotImplemented:
+        return plain
     from unisono.engine import encoding
 
     return encoding.decode(data, pickle=pickle)

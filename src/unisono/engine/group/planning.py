@@ -21,7 +21,7 @@ from unisono.engine.group.arguments import (
 from unisono.engine.group.buffer_layout import BufferLayout, check_layout, with_call_name
 from unisono.engine.group.call_results import CallResult, allocate
 from unisono.engine.group.coalescing import CoalescedBuffers, check_buffers
-from unisono.engine.group.work import MessageWork, OutstandingMessages, Work, seconds
+from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.memory.buffers import pinned
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op
@@ -52,11 +52,14 @@ class Planner(ABC, Generic[Runner]):
         hosts: the number of the host of each rank, by which algorithms are chosen; the same on all ranks.
         reproducible: all reductions are reproducible.
         machine: the calibration by which algorithms are chosen; call `place` after a change.
-        outstanding_messages: the messages that nobody waits for.
         members: the number of every rank in the job; (): the same as in the group.
+        context: of the messages of a duplicate.  most_tag: the largest one.
+        logged: the kinds of calls that the log has.
     """
 
     members: tuple[int, ...] = ()
+    context: int = 0
+    most_tag: int = (1 << 31) - 1
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Planner(ABC, Generic[Runner]):
         self.timeout_s = timeout_s
         self.reproducible = reproducible
         self.machine = machine
-        self.outstanding_messages = OutstandingMessages()
+        self.logged: set[tuple[object, ...]] = set()
         distinct = list(dict.fromkeys(host_names))
         self.place(tuple(distinct.index(name) for name in host_names))
 
@@ -169,6 +172,25 @@ class Planner(ABC, Generic[Runner]):
             GroupClosed: the group was closed.  NotSupported: the library has no such message.
         """
 
+    @abstractmethod
+    def sized_message(
+        self,
+        name: str,
+        rank: int,
+        tag: int,
+        timeout_s: float,
+        decode: Callable[[Any], Any] | None,
+    ) -> MessageWork:
+        """The work of a receive of any size, not yet posted.
+
+        decode: makes the work's result of the bytes of an object; None: it is the bytes of any message.
+        Raises:
+            GroupClosed: the group was closed.  NotSupported: the library has no such message.
+        """
+
+    def refuse_shared_memory(self, name: str, address: int, nbytes: int) -> None:
+        """Raises ValueError: a receive under way writes to this memory."""
+
     @property
     @abstractmethod
     def codings(self) -> CodecPlanner:
@@ -177,6 +199,10 @@ class Planner(ABC, Generic[Runner]):
     @abstractmethod
     def choice(self, collective: str, nbytes: int, algorithm: str | None = None) -> AlgorithmChoice:
         """The algorithm and the predicted time of a collective; `nbytes` of the whole buffer."""
+
+    @abstractmethod
+    def reason(self, call: CallArguments, nbytes: int, algorithm: str) -> str:
+        """Why a call of `nbytes` per rank runs this algorithm, and the predicted time, for the log."""
 
     # ---- what runs the calls, and the end ----------------------------------------------------------------
 

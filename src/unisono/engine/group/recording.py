@@ -26,7 +26,6 @@ import msgspec
 from unisono import _native
 from unisono.engine.encoding.call_events import CallEvent, RankRecording
 from unisono.engine.group.messages import RecvFrom, SendTo
-from unisono.engine.group.native_messages import NativeMessageWork
 
 if TYPE_CHECKING:
     from unisono.engine.group.group import Group
@@ -49,6 +48,9 @@ MESSAGES = (
     "batch",
     "send_object",
     "recv_object",
+    "recv_bytes",
+    "irecv_object",
+    "irecv_bytes",
 )
 OBJECT_BYTES = 256
 """Of an object, whose size is not noted."""
@@ -133,7 +135,7 @@ def _recorder(file: str) -> CallRecorder:
     recorder = CallRecorder(file)
     for kind, names in (
         (_native.CollectiveWork, ("wait", "result")),
-        (NativeMessageWork, ("wait", "result")),
+        (_native.MessageWork, ("wait", "result")),
     ):
         for name in names:
             _note_waits(recorder, kind, name)
@@ -223,7 +225,8 @@ def _object(
 def _message(
     recorder: CallRecorder, key: tuple[str, tuple[int, ...]], name: str, given: dict[str, Any], result: Any
 ) -> dict[str, Any]:
-    kind = name.removesuffix("_object").removesuffix("_whole").removeprefix("_").removeprefix("i")
+    kind = name.removesuffix("_object").removesuffix("_bytes").removesuffix("_whole")
+    kind = kind.removeprefix("_").removeprefix("i")
     members = key[1]
     for work in result if isinstance(result, list) else [result]:
         recorder.forget(work)
@@ -242,11 +245,12 @@ def _message(
     source = given.get("src")
     if kind == "send":
         peer = members[int(given["dst"])]
-    elif name in ("irecv", "_irecv_whole"):
+    elif name.lstrip("_").startswith("irecv"):
         recorder.incoming[id(result)] = key, -1 if source is None else members[int(source)]
         return {"name": "none", "group": key}
     elif source is None:
-        peer = members[result.source] if hasattr(result, "source") else -1
+        status = result[-1] if isinstance(result, tuple) else result
+        peer = members[status.source] if isinstance(status, _native.Status) else -1
     else:
         peer = members[int(source)]
     nbytes = nbytes_of(given.get("x")) if "x" in given else OBJECT_BYTES

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any
 
+from unisono import _native
 from unisono._native import CollectiveWork, Status
 from unisono.engine.base import timeouts
 from unisono.errors import GroupError
@@ -109,8 +110,8 @@ Work.register(CollectiveWork)
 class MessageWork(Work):
     """A send or a receive: of the engine, or of another library.
 
-    It is made before it is posted, so that the caller can keep it when a signal handler raises. A work whose
-    request was lost in this way is not done before the end of the group.
+    It is made before it is posted: several are checked, and then all are posted. Its buffer stays alive until
+    it is done, whatever the caller does with the work.
     """
 
     __slots__ = ()
@@ -147,8 +148,11 @@ class MessageWork(Work):
         """The rank that sent the received message; meaningful only when done."""
 
 
+MessageWork.register(_native.MessageWork)
+
+
 class OutstandingMessages:
-    """Keeps posted messages and their buffers until they are done, whatever the caller does."""
+    """Keeps works of another library and their buffers until they are done, whatever the caller does."""
 
     def __init__(self) -> None:
         self._works: list[Work] = []
@@ -160,7 +164,7 @@ class OutstandingMessages:
         with self._lock:
             under_way: list[Work] = []
             for one in self._works:
-                if one.ended():
+                if one is not work and one.ended():
                     one.retain_buffers()
                 elif one is not work:
                     under_way.append(one)

@@ -23,9 +23,13 @@ DTYPES: tuple[str, ...] = tuple(name for name, _ in _native.dtypes())
 """Names of the element types; a dtype's index is its code."""
 
 REDUCIBLE: tuple[str, ...] = tuple(name for code, name in enumerate(DTYPES) if _native.reducible(code, 0))
-"""Those with arithmetic; the others are moved only, and PyTorch alone has them."""
+"""Those with arithmetic; the others are moved only."""
 
 ITEMSIZES: tuple[int, ...] = tuple(nbytes for _, nbytes in _native.dtypes())
+
+
+_RAW = DTYPES.index("bits8")
+"""Bytes without arithmetic: what a dtype without a code is moved as."""
 
 
 class BufferView(NamedTuple):
@@ -159,6 +163,8 @@ def dtype_code(name: str) -> int:
 
 def instead(name: str) -> str:
     """Advice for a dtype that collectives do not know, or that they only move."""
+    if name == "bits8":
+        return "; a dtype that is not one of these is moved as its bytes"
     if name in ("uint16", "uint32", "uint64"):
         return f"; viewed as {name[1:]} it has the same bits, which is right for all but MIN and MAX"
     if name.startswith(("qint", "quint")):
@@ -256,7 +262,14 @@ def _awkward_numpy(array: np.ndarray[Any, Any], writable: bool, name: str) -> Bu
         raise ValueError(f"{name} is read-only, and the operation writes to it")
     if array.dtype.byteorder not in ("=", "|", "<"):
         raise TypeError(f"{name} has the byte order of another machine ({array.dtype}); convert it first")
-    return BufferView(array.__array_interface__["data"][0], array.size, dtype_code(array.dtype.name))
+    address = array.__array_interface__["data"][0]
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"{name} has elements that are Python objects ({array.dtype}); send it with an *_object call"
+        )
+    if array.dtype.name in DTYPES:
+        return BufferView(address, array.size, DTYPES.index(array.dtype.name))
+    return BufferView(address, array.nbytes, _RAW)
 
 
 def _dlpack(array: Any, writable: bool, name: str) -> BufferView:
@@ -267,13 +280,22 @@ def _dlpack(array: Any, writable: bool, name: str) -> BufferView:
         found, again = np.from_dlpack(array), np.from_dlpack(array)
     except (TypeError, BufferError, RuntimeError, ValueError) as error:
         raise ValueError(f"{name} cannot be seen as CPU memory through DLPack: {error}") from error
-    seen = _awkward_numpy(found, writable, name)
+    seen = _awkward_numpy(found, writable and _can_be_read_only(array), name)
     if found.nbytes and again.__array_interface__["data"][0] != seen.address:
         raise ValueError(
             f"{name} is a {type(array).__name__}, which hands out copies of itself through DLPack. "
             f"Use y = np.from_dlpack({name}) and call with y"
         )
     return seen
+
+
+def _can_be_read_only(array: Any) -> bool:
+    """Whether an exporter can say so: NumPy takes the memory of all older ones as read-only."""
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0))
+    except TypeError:
+        return False
+    return "dltensor_versioned" in repr(capsule)
 
 
 def _refuse(array: Any, writable: bool, name: str) -> BufferView:

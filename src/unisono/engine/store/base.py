@@ -6,13 +6,13 @@ import contextlib
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
 from unisono.engine.base import timeouts
 from unisono.engine.base.limits import is_limit, limit_text
-from unisono.engine.base.validation import listed
+from unisono.engine.base.validation import listed, text
 from unisono.engine.store import operations
 from unisono.engine.store.operations import Op, Reply
 from unisono.errors import StoreError, StoreTimeout, message
@@ -24,7 +24,8 @@ _Self = TypeVar("_Self", bound="Store")
 class Store(ABC):
     """Keys are text, values bytes (text is stored as UTF-8). Safe to use from several threads.
 
-    Dict-like view: `s[key]`, `s[key] = value`, `del s[key]`, `key in s`, `len(s)`. Unlike `get`,
+    Dict-like view: `s[key]`, `s[key] = value`, `del s[key]`, `key in s`, `len(s)`,
+    `list(s)`, `dict(s)`. Unlike `get`,
     `s[key]` never waits: an absent key is a `KeyError`.
 
     A store belongs to the process that opened it: after a fork the child gets a `StoreError`
@@ -119,6 +120,10 @@ class Store(ABC):
         """How many keys there are (in a `PrefixStore`: with its prefix)."""
         return self._ask(operations.Count(), b"", None).number
 
+    def keys(self, prefix: str = "") -> list[str]:
+        """The keys that begin with `prefix`, in no order: a snapshot."""
+        return operations.keys_in(self._ask(operations.Keys(text(prefix, "prefix")), b"", None))
+
     def check(self, keys: Iterable[str], timeout_s: float | None = None) -> bool:
         """Whether all keys exist now."""
         return bool(self._ask(operations.Check(_keys(keys)), b"", timeout_s).number)
@@ -145,7 +150,8 @@ class Store(ABC):
     def __bool__(self) -> bool:
         return True  # also when empty, so that `store or default` keeps it
 
-    __iter__ = None  # keys are not listed; without this Python would try s[0], s[1], ...
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
 
     def __enter__(self: _Self) -> _Self:
         return self

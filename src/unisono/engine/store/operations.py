@@ -14,6 +14,7 @@ This module does no input or output and never waits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -77,7 +78,13 @@ class Count(msgspec.Struct, frozen=True, array_like=True, tag="count"):
     prefix: str = ""
 
 
-Op = Set | Get | Peek | Wait | Check | Add | CompareSet | Delete | Count
+class Keys(msgspec.Struct, frozen=True, array_like=True, tag="keys"):
+    """The keys that begin with `prefix`, see `listed`."""
+
+    prefix: str = ""
+
+
+Op = Set | Get | Peek | Wait | Check | Add | CompareSet | Delete | Count | Keys
 Value = bytes | bytearray
 
 
@@ -88,6 +95,19 @@ class Reply(NamedTuple):
     value: Value = b""
     missing: tuple[str, ...] = ()
     error: str = ""
+
+
+_decode_keys = msgspec.msgpack.Decoder(list[str]).decode
+
+
+def listed(keys: Iterable[str]) -> Reply:
+    """The reply to `Keys`: they are its value, encoded."""
+    return Reply(value=msgspec.msgpack.encode(list(keys)))
+
+
+def keys_in(reply: Reply) -> list[str]:
+    """The keys of a reply to `Keys`."""
+    return _decode_keys(reply.value)
 
 
 class KeyValueTable(msgspec.Struct):
@@ -119,6 +139,8 @@ class KeyValueTable(msgspec.Struct):
             return Reply(number=int(self.values.pop(op.key, None) is not None))
         if isinstance(op, Count):
             return Reply(number=self._count(op.prefix))
+        if isinstance(op, Keys):
+            return listed(key for key in self.values if key.startswith(op.prefix))
         if isinstance(op, (Wait, Check)):
             missing = tuple(key for key in op.keys if key not in self.values)
             return Reply(number=int(not missing), missing=missing if isinstance(op, Wait) else ())

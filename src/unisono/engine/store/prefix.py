@@ -33,6 +33,8 @@ class PrefixStore(Store):
         self._store._check_usable()
         reply = self._store._call(_moved(op, self._prefix), payload, timeout_s)
         cut = len(self._prefix)
+        if isinstance(op, operations.Keys) and not reply.error:
+            return operations.listed(key[cut:] for key in operations.keys_in(reply))
         return reply._replace(missing=tuple(key[cut:] for key in reply.missing))
 
 
@@ -40,6 +42,6 @@ def _moved(op: Op, prefix: str) -> Op:
     """`op` with `prefix` before each of its keys."""
     if isinstance(op, (operations.Wait, operations.Check)):
         return msgspec.structs.replace(op, keys=tuple(prefix + key for key in op.keys))
-    if isinstance(op, operations.Count):
-        return operations.Count(prefix + op.prefix)
+    if isinstance(op, (operations.Count, operations.Keys)):
+        return msgspec.structs.replace(op, prefix=prefix + op.prefix)
     return msgspec.structs.replace(op, key=prefix + op.key)

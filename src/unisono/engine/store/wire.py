@@ -30,7 +30,7 @@ from unisono.engine.store.operations import Op, Reply, Value
 _Head = TypeVar("_Head")
 
 MAGIC = "UNISONO STORE\r\n\r\n"
-VERSION = 3
+VERSION = 4
 HELLO_LIMIT = 4096
 PREFIX = struct.Struct(">II")
 FIRST = 1 << 20  # bytes allocated at first for a frame; more are allocated as they arrive

@@ -1,0 +1,44 @@
+"""Where a message goes, where it comes from, and what a status says of it."""
+
+from __future__ import annotations
+
+from unisono.mpi import constants
+from unisono.mpi.comm_state import CommState
+from unisono.mpi.constants import ANY_SOURCE, ANY_TAG
+from unisono.mpi.errors import Exception
+from unisono.mpi.progress import Operation
+from unisono.mpi.status import Status
+from unisono.mpi.transport import MOST_TAG
+
+
+def destination(state: CommState, dest: int, tag: int) -> tuple[int, int]:
+    """The rank of the world and the tag of a message to a rank.
+
+    Raises:
+        Exception: there is no such rank, or no such tag.
+    """
+    if not 0 <= dest < len(state.peers):
+        raise Exception(constants.ERR_RANK, f"dest is {dest}, expected 0..{len(state.peers) - 1}")
+    if not 0 <= tag <= MOST_TAG:
+        raise Exception(constants.ERR_TAG, f"tag is {tag}, expected 0..{MOST_TAG}")
+    return state.peers[dest], tag
+
+
+def origin(state: CommState, source: int, tag: int) -> tuple[int | None, int]:
+    """The rank of the world (None: any) and the tag of a message from a rank.
+
+    Raises:
+        Exception: there is no such rank, or no such tag.
+    """
+    if source != ANY_SOURCE and not 0 <= source < len(state.peers):
+        raise Exception(constants.ERR_RANK, f"source is {source}, expected 0..{len(state.peers) - 1}")
+    if tag != ANY_TAG and not 0 <= tag <= MOST_TAG:
+        raise Exception(constants.ERR_TAG, f"tag is {tag}, expected 0..{MOST_TAG}")
+    peer = None if source == ANY_SOURCE else state.peers[source]
+    return peer, tag
+
+
+def fill_status(status: Status | None, operation: Operation) -> None:
+    """What a status says of an operation that has ended."""
+    if status is not None:
+        status._set(operation.source, operation.tag, operation.nbytes, operation.cancelled)

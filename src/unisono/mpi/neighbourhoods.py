@@ -1,0 +1,131 @@
+"""Topologies as data: grids and graphs of ranks, and who is whose neighbour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from unisono.mpi import constants
+from unisono.mpi.errors import Exception, whole
+
+PROC_NULL = constants.PROC_NULL
+
+
+class Grid(msgspec.Struct, frozen=True):
+    """The topology of a Cartesian communicator. Ranks are in C order."""
+
+    dims: tuple[int, ...]
+    periods: tuple[bool, ...]
+    kind: int = constants.CART
+
+    def coords(self, rank: int) -> list[int]:
+        """Where a rank is."""
+        found = []
+        for size in reversed(self.dims):
+            found.append(rank % size)
+            rank //= size
+        return found[::-1]
+
+    def rank(self, coords: Sequence[int]) -> int:
+        """The rank at a place; PROC_NULL: it is outside."""
+        rank = 0
+        for at, size, period in zip(coords, self.dims, self.periods, strict=True):
+            if not period and not 0 <= at < size:
+                return PROC_NULL
+            rank = rank * size + at % size
+        return rank
+
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
+        """(sources, destinations): along each axis the rank before, then the one behind."""
+        here, found = self.coords(rank), []
+        for axis in range(len(self.dims)):
+            for step in (-1, 1):
+                there = list(here)
+                there[axis] += step
+                found.append(self.rank(there))
+        return found, found
+
+    def receive_order(self, number: int) -> list[int]:
+        """Between the same two ranks, what goes to the rank before arrives as from the rank behind."""
+        return [one ^ 1 for one in range(number)]
+
+
+class Edges(msgspec.Struct, frozen=True):
+    """The topology of a graph communicator: index[i] is the end of rank i's neighbours in `edges`."""
+
+    index: tuple[int, ...]
+    edges: tuple[int, ...]
+    kind: int = constants.GRAPH
+
+    def of(self, rank: int) -> list[int]:
+        """The neighbours of a rank."""
+        return list(self.edges[self.index[rank - 1] if rank else 0 : self.index[rank]])
+
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
+        """(sources, destinations)."""
+        return self.of(rank), self.of(rank)
+
+    def receive_order(self, number: int) -> list[int]:
+        """Messages are in the order of neighbours."""
+        return list(range(number))
+
+
+class OwnEdges(msgspec.Struct, frozen=True):
+    """The topology of a distributed graph: this rank's neighbours."""
+
+    sources: tuple[int, ...]
+    destinations: tuple[int, ...]
+    weights: tuple[tuple[int, ...], tuple[int, ...]] | None
+    kind: int = constants.DIST_GRAPH
+
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:  # noqa: ARG002
+        """(sources, destinations)."""
+        return list(self.sources), list(self.destinations)
+
+    def receive_order(self, number: int) -> list[int]:
+        """Messages are in the order of neighbours."""
+        return list(range(number))
+
+
+def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
+    """A grid of `nnodes` ranks, as close to a cube as possible; axes that are not 0 stay.
+
+    Example: Compute_dims(12, [0, 0]) is [4, 3].
+    """
+    found = [0] * dims if isinstance(dims, int) else [whole(one, "dims") for one in dims]
+    fixed = math.prod(one for one in found if one > 0)
+    free = [axis for axis, one in enumerate(found) if one == 0]
+    if nnodes < 1 or any(one < 0 for one in found) or nnodes % fixed or (not free and nnodes != fixed):
+        raise Exception(constants.ERR_DIMS, f"no grid {found} has {nnodes} ranks")
+    for axis, one in zip(free, _most_cubic(nnodes // fixed, len(free)), strict=True):
+        found[axis] = one
+    return found
+
+
+def _most_cubic(number: int, axes: int) -> list[int]:
+    """The factors whose largest is smallest, in falling order."""
+    if axes == 0:
+        return []
+    if axes == 1:
+        return [number]
+    best: list[int] = []
+    for first in (n for n in range(1, number + 1) if number % n == 0 and n**axes >= number):
+        rest = _most_cubic(number // first, axes - 1)
+        if rest[0] <= first and not best:
+            best = [first, *rest]
+    return best
+
+
+def grid_of(dims: Sequence[int], periods: Any) -> Grid:
+    """The topology of these sizes; periods: of each axis, or of all."""
+    sizes = tuple(whole(one, "dims") for one in ([dims] if isinstance(dims, int) else dims))
+    if periods is None or isinstance(periods, bool):
+        periods = [bool(periods)] * len(sizes)
+    if len(periods) != len(sizes):
+        raise ValueError(f"expecting {len(sizes)} items, got {len(periods)}")
+    if any(one < 1 for one in sizes):
+        raise Exception(constants.ERR_DIMS, f"a grid {list(sizes)}")
+    return Grid(sizes, tuple(bool(one) for one in periods))

@@ -1,0 +1,49 @@
+"""Each API takes the other's stores."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import unisono as un
+import unisono.torch
+
+
+@pytest.mark.parametrize("kind", ["hash", "file", "prefix"])
+def test_a_group_of_ours_meets_in_a_store_of_pytorchs(kind, tmp_path):
+    stores = {
+        "hash": lambda: dist.HashStore(),
+        "file": lambda: dist.FileStore(str(tmp_path / "store"), 2),
+        "prefix": lambda: dist.PrefixStore("job", dist.HashStore()),
+    }
+    shared = stores[kind]()
+
+    def work(rank):
+        x = np.full(3, rank + 1.0)
+        with un.init_process_group(store=shared, rank=rank, world_size=2) as group:
+            group.all_reduce(x)
+        return x.tolist()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(work, range(2))) == [[3.0] * 3] * 2
+
+
+@pytest.mark.parametrize("backend", ["unisono", "gloo"])
+def test_a_group_of_pytorchs_meets_in_a_store_of_ours(backend):
+    with un.HashStore() as store:
+        dist.init_process_group(backend, store=unisono.torch.Store(store), rank=0, world_size=1)
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        assert x.tolist() == [1.0, 1.0]
+        assert store.keys()
+
+
+def test_what_is_no_store_is_refused():
+    for wrong in (1, "tcp://127.0.0.1:1", object()):
+        with pytest.raises(TypeError, match="store is"):
+            un.init_process_group(store=wrong)
+    with pytest.raises(ValueError, match="multicast address"):
+        un.init_process_group(init_method="tcp://224.66.41.62:23456", rank=0, world_size=2)
