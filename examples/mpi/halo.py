@@ -1,6 +1,6 @@
 """Heat on a plate: a Cartesian grid of ranks, which exchange rows and columns with their neighbours.
 
-    unisono run --replace mpi4py -n 4 examples/mpi/halo.py       # or: mpiexec -n 4 python examples/mpi/halo.py
+    unisono run --replace mpi4py -n 4 examples/mpi/halo.py
 
 Columns are no contiguous memory: a vector type describes them, and nothing is copied by the program.
 """
@@ -13,7 +13,7 @@ N, STEPS = 24, 50
 
 def exchange(cart: MPI.Cartcomm, plate: np.ndarray, column: MPI.Datatype) -> None:
     """Fill the outermost rows and columns with those of the neighbours; at the ends they stay."""
-    rows, width = plate.shape
+    width = plate.shape[1]
     up, down = cart.Shift(0, 1)
     left, right = cart.Shift(1, 1)
     cart.Sendrecv(plate[1], up, 0, plate[-1], down, 0)

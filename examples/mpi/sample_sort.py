@@ -5,6 +5,8 @@
 `Alltoallv` moves pieces whose sizes only their senders know; `Alltoall` tells them first.
 """
 
+from itertools import pairwise
+
 import numpy as np
 from mpi4py import MPI
 
@@ -30,7 +32,7 @@ def main() -> None:
     numbers = np.random.default_rng(comm.rank).standard_normal(PER_RANK)
     mine = sample_sort(comm, numbers)
     edges = comm.allgather((mine[0], mine[-1], len(mine)))
-    assert all(before[1] <= after[0] for before, after in zip(edges, edges[1:]))  # noqa: B905
+    assert all(before[1] <= after[0] for before, after in pairwise(edges))
     assert sum(edge[2] for edge in edges) == PER_RANK * comm.size
     total, expected = comm.allreduce(mine.sum()), comm.allreduce(numbers.sum())
     assert abs(total - expected) < 1e-9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from unisono.commands.cli import program
 
 if __name__ == "__main__":

@@ -41,7 +41,12 @@ def test_the_modules_of_mpi4py_are_unisonos(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize(
     ("before", "after", "ranks"),
-    [(("-m", "mpi4py.futures"), (), 3), (("-m", "mpi4py.futures"), (), 1), ((), ("comm",), 3), ((), ("comm",), 1)],
+    [
+        (("-m", "mpi4py.futures"), (), 3),
+        (("-m", "mpi4py.futures"), (), 1),
+        ((), ("comm",), 3),
+        ((), ("comm",), 1),
+    ],
 )
 def test_futures_run_on_the_ranks_of_the_job(
     launcher: Launcher, before: tuple[str, ...], after: tuple[str, ...], ranks: int

@@ -73,7 +73,7 @@ class File(HasErrhandler, Handle):
     @guarded.method
     def Preallocate(self, size: int) -> None:
         """Make sure that the first `size` bytes have room on the disk. Collective."""
-        self._open().resize(whole(size, "size"), lambda fd, n: n and os.posix_fallocate(fd, 0, n))
+        self._open().resize(whole(size, "size"), lambda fd, n: os.posix_fallocate(fd, 0, n) if n else None)
 
     @guarded.method
     def Get_size(self) -> int:
@@ -236,7 +236,7 @@ def _begun(call: str) -> Any:
 
     def method(self: File, *args: Any) -> None:
         with guarded(self):
-            self._open().begin(call)
+            self._open().begin()
             self._open().split = call, self._access(call, args[:number], args[number])
 
     return method
@@ -250,10 +250,8 @@ def _ended(call: str) -> Any:
     return method
 
 
-
-
 def _make_methods() -> None:
-    """Read and Write, at an offset, at a pointer, at the shared pointer, in the order of ranks, by all ranks."""
+    """Read and Write: at an offset, at a pointer, at the shared one, in the order of ranks, by all ranks."""
     kinds = {
         "": "at this rank's pointer", "_at": "at an offset", "_shared": "at the shared pointer",
         "_all": "at this rank's pointer, collective", "_at_all": "at an offset, collective",
@@ -278,6 +276,6 @@ _default: Any = State()
 _default.handler = None
 
 
-def Register_datarep(datarep: str, read_fn: Any, write_fn: Any, extent_fn: Any) -> None:  # noqa: ARG001
+def Register_datarep(datarep: str, read_fn: Any, write_fn: Any, extent_fn: Any) -> None:
     """Refused: files are native, or external32."""
     raise NotImplementedError(f"data representation {datarep!r}: files are native, internal or external32")

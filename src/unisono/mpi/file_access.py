@@ -7,7 +7,7 @@ import functools
 import os
 import stat
 from collections.abc import Callable
-from contextlib import ExitStack
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,7 +155,14 @@ class OpenFile(State):
         self, comm: Any, path: str, fd: int, amode: int, info: dict[str, str], shared: SharedNumber
     ) -> None:
         super().__init__()
-        self.comm, self.path, self.fd, self.amode, self.info, self.shared = comm, path, fd, amode, info, shared
+        self.comm, self.path, self.fd, self.amode, self.info, self.shared = (
+            comm,
+            path,
+            fd,
+            amode,
+            info,
+            shared,
+        )
         self.handler: Any = None
         self.atomic = False
         self.split: tuple[str, int] | None = None
@@ -274,7 +281,7 @@ class OpenFile(State):
             self._thread = ThreadPoolExecutor(1, "MPI.File")
         return _Access(self._thread.submit(self._move, call, block, pieces))
 
-    def begin(self, call: str) -> None:
+    def begin(self) -> None:
         """A split collective begins."""
         if self.split is not None:
             raise Exception(constants.ERR_IO, f"{self.split[0]}_begin is under way")
@@ -320,7 +327,7 @@ class OpenFile(State):
             return done
 
     def _write_together(self, pieces: Pieces, data: Any) -> bool:
-        """Write interleaved small pieces of all ranks: each writes a part of the file. False: they are not such.
+        """Write interleaved small pieces of all ranks: each writes a part of the file. False: none did.
 
         Source: Thakur, Gropp, Lusk, "Data sieving and collective I/O in ROMIO", 1999 (two phases).
         """
@@ -328,7 +335,7 @@ class OpenFile(State):
         told = self.comm.allgather((*pieces.span(), len(pieces.starts), pieces.nbytes, ordered))
         spans = sorted(one[:2] for one in told if one[3])
         nbytes, count = sum(one[3] for one in told), sum(one[2] for one in told)
-        apart = all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+        apart = all(before[1] <= after[0] for before, after in pairwise(spans))
         if apart or nbytes >= count * SMALL_NBYTES or not all(one[4] for one in told):
             return False
         first, end = spans[0][0], max(span[1] for span in spans)
@@ -337,7 +344,7 @@ class OpenFile(State):
         size, error = self.comm.Get_size(), None
         for begin in range(first, end, size * WINDOW_NBYTES):
             bounds = [begin + rank * WINDOW_NBYTES for rank in range(size + 1)]
-            parts = [_cut(pieces, data, *two) for two in zip(bounds, bounds[1:], strict=False)]
+            parts = [_cut(pieces, data, *two) for two in pairwise(bounds)]
             starts, lengths, came = zip(*self.comm.alltoall(parts), strict=True)
             try:
                 with classed(self.path):

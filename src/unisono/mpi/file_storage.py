@@ -1,4 +1,4 @@
-"""A file of POSIX as MPI's files need it: pieces, locks between ranks, a number that ranks share, error classes."""
+"""A file of POSIX as MPI's files need it: pieces, locks, a number that ranks share, classes of errors."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """`View`: which bytes of a file a rank sees, and in which order. Pure arithmetic.
 
-    displacement 16, filetype of 2 items every 4 (8-byte etype), seen as
+displacement 16, filetype of 2 items every 4 (8-byte etype), seen as
 
-        file    |16 bytes|A B . .|C D . .|E F . .|
-        view    |A B C D E F|
+    file    |16 bytes|A B . .|C D . .|E F . .|
+    view    |A B C D E F|
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class View:
         starts = (items[:, None] + self._item.starts).ravel()
         lengths = np.tile(self._item.lengths, len(items))
         ends = (np.arange(first, last + 1)[:, None] * self._size + self._before[1:]).ravel()
-        early = np.clip(position - (ends - lengths), 0, lengths)  # of each run, before and behind what is asked
+        early = np.clip(
+            position - (ends - lengths), 0, lengths
+        )  # of each run, before and behind what is asked
         late = np.clip(ends - (position + nbytes), 0, lengths)
         return merged(starts + early, lengths - early - late)
 

@@ -1,4 +1,4 @@
-"""Libraries that take a communicator of C (petsc4py, h5py with mpio, dolfinx, mpi4jax): there is none here."""
+"""Libraries that take a communicator of C (petsc4py, h5py with mpio, dolfinx, mpi4jax): none is here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m mpi4py.bench helloworld` and `ringtest`: the first programs that one starts after an installation."""
+"""`python -m mpi4py.bench helloworld` and `ringtest`: what one starts first after an installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def helloworld(comm: Any, args: list[str] | None = None, verbose: bool = True) -
     parser.add_argument("-q", "--quiet", action="store_false", dest="verbose", default=verbose)
     shown = parser.parse_args(args).verbose
     rank, size = comm.Get_rank(), comm.Get_size()
-    text = f"Hello, World! I am process {rank:{len(str(size - 1))}d} of {size} on {MPI.Get_processor_name()}.\n"
+    text = (
+        f"Hello, World! I am process {rank:{len(str(size - 1))}d} of {size} on {MPI.Get_processor_name()}.\n"
+    )
     comm.Barrier()
     if rank > 0:
         comm.Recv([None, "B"], rank - 1)

@@ -86,7 +86,7 @@ def _derived(datatype: Any, basetype: Any, info: dict[str, Any]) -> Any:
     if places is None:
         raise ValueError("cannot convert MPI datatype to NumPy")
     one, (lengths, offsets) = to_numpy_dtype(basetype), places
-    fields = {
+    fields: Any = {
         "names": [f"f{i}" for i in range(len(lengths))],
         "formats": [(one, (length,)) for length in lengths],
         "offsets": offsets,
@@ -120,7 +120,7 @@ def _struct(info: dict[str, Any], itemsize: int, aligned: bool) -> Any:
 
 
 def _places(kind: int, basetype: Any, info: dict[str, Any]) -> tuple[list[int], list[int]] | None:
-    """Numbers of elements and byte offsets of the blocks of a vector or an indexed type; None: it is neither."""
+    """Elements and byte offsets of the blocks of a vector or an indexed type; None: it is neither."""
     extent = basetype.extent
     if kind in (MPI.COMBINER_VECTOR, MPI.COMBINER_HVECTOR):
         stride = info["stride"] * (extent if kind == MPI.COMBINER_VECTOR else 1)

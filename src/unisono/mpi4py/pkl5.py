@@ -1,7 +1,7 @@
 """mpi4py.util.pkl5: communicators whose objects are pickled with protocol 5.
 
-An object is one message: its pickle, then its buffers (arrays), each at a multiple of 64 bytes. The receiver's
-arrays are views of that message, so a large array is copied once, by the sender.
+An object is one message: its pickle, then its buffers (arrays), each at a multiple of 64 bytes. The
+receiver's arrays are views of that message, so a large array is copied once, by the sender.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Request(tuple[Any, ...]):
     @classmethod
     def get_status_all(cls, requests: Iterable[Request], statuses: list[Any] | None = None) -> bool:
         """Whether all are done."""
-        return all([request.get_status(status) for request, status in _paired(requests, statuses)])
+        return all(request.get_status(status) for request, status in _paired(requests, statuses))
 
     @classmethod
     def testall(
@@ -205,7 +205,7 @@ class Message(tuple[Any, ...]):
         return message
 
 
-class Comm(MPI.Comm):  # type: ignore[misc, name-defined]
+class Comm(MPI.Comm):
     """A communicator whose messages of objects are those of this module. Its collectives are MPI.Comm's."""
 
     def __new__(cls, comm: Any = None) -> Any:
@@ -228,15 +228,15 @@ class Comm(MPI.Comm):  # type: ignore[misc, name-defined]
         """Send an object, and return when its receive has begun."""
         self._post(MPI.Comm.Ssend, obj, dest, tag)
 
-    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Any:
         """Begin to send an object."""
         return Request(self._post(MPI.Comm.Isend, obj, dest, tag))
 
-    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Any:
         """Begin to send an object from the attached buffer."""
         return Request(self._post(MPI.Comm.Ibsend, obj, dest, tag))
 
-    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Any:
         """Begin to send an object; the request is done when its receive has begun."""
         return Request(self._post(MPI.Comm.Issend, obj, dest, tag))
 
@@ -252,7 +252,7 @@ class Comm(MPI.Comm):  # type: ignore[misc, name-defined]
             return MPI.Comm.Recv(self, [None, 0, MPI.BYTE], source, tag, status)
         return loads(receive(self, source, tag, status)[0])
 
-    def irecv(self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
+    def irecv(self, *_args: Any, **_options: Any) -> Any:
         """Refused, as by mpi4py: the size of the object is not known. Use `improbe`."""
         raise RuntimeError("unsupported: the size of an object is not known before; use improbe")
 
@@ -281,11 +281,11 @@ class Comm(MPI.Comm):  # type: ignore[misc, name-defined]
         return Message.iprobe(self, source, tag, status)
 
 
-class Intracomm(Comm, MPI.Intracomm):  # type: ignore[misc, name-defined]
+class Intracomm(Comm, MPI.Intracomm):
     """An intracommunicator of this module."""
 
 
-class Intercomm(Comm, MPI.Intercomm):  # type: ignore[misc, name-defined]
+class Intercomm(Comm, MPI.Intercomm):
     """An intercommunicator of this module."""
 
 

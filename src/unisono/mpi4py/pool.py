@@ -33,7 +33,7 @@ class Pool:
         self.executor = self.Executor(processes, initializer=initializer, initargs=initargs, **options)
         self._gathering: Any = None  # threads that collect the results of map_async
 
-    def apply(self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: Mapping[str, Any] = {}) -> Any:  # noqa: B006
+    def apply(self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: Mapping[str, Any] = {}) -> Any:
         """`func(*args, **kwds)`, on a worker."""
         return self.executor.submit(func, *args, **kwds).result()
 
@@ -41,7 +41,7 @@ class Pool:
         self,
         func: Callable[..., Any],
         args: Iterable[Any] = (),
-        kwds: Mapping[str, Any] = {},  # noqa: B006
+        kwds: Mapping[str, Any] = {},
         callback: Callback = None,
         error_callback: Callback = None,
     ) -> ApplyResult:
@@ -138,9 +138,7 @@ class Pool:
         tasks = 4 * max(1, self.executor.num_workers)
         return iterable, max(1, -(-operator.length_hint(iterable) // tasks))
 
-    def _gathered(
-        self, results: Iterator[Any], callback: Callback, error_callback: Callback
-    ) -> MapResult:
+    def _gathered(self, results: Iterator[Any], callback: Callback, error_callback: Callback) -> MapResult:
         if self._gathering is None:
             self._gathering = futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1))
         return MapResult(self._gathering.submit(list, results), callback, error_callback)

@@ -13,8 +13,14 @@ _DEFAULTS: dict[str, Any] = {
 _TRUE, _FALSE = ("1", "true", "yes", "on", "y"), ("0", "false", "no", "off", "n")
 
 
+def _value(name: str, text: str) -> Any:
+    if name == "irecv_bufsz":
+        return int(text)
+    return text.lower() in _TRUE if text.lower() in _TRUE + _FALSE else text
+
+
 class Rc:
-    """initialize: whether the import begins MPI.  finalize: whether the end of the program ends it (None: yes).
+    """initialize: whether the import begins MPI.  finalize: whether the program's end ends it (None: yes).
 
     The other settings are those of mpi4py, and have no effect.
     """
@@ -37,8 +43,7 @@ class Rc:
         for name in _DEFAULTS:
             text = environ.get(f"MPI4PY_RC_{name.upper()}", "").strip()
             if text:
-                value: Any = {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(text.lower(), text)
-                setattr(self, name, int(text) if text.isdecimal() and name == "irecv_bufsz" else value)
+                setattr(self, name, _value(name, text))
 
     def __getattr__(self, name: str) -> Any:
         if name not in _DEFAULTS:

@@ -1,4 +1,4 @@
-"""`python -m mpi4py`, and `python -m unisono.mpi4py` under any launcher: runs a Python program on Unisono's MPI.
+"""`python -m mpi4py`, and `python -m unisono.mpi4py` under any launcher: runs a program on Unisono's MPI.
 
 An exception that leaves the program ends this rank with its traceback, and the launcher ends the others.
 """
@@ -24,7 +24,7 @@ options:
 
 
 def run_command_line(args: Sequence[str] | None = None) -> None:
-    """Run `script.py`, `-m module`, `-c command` or `-` (standard input), with its arguments, as `__main__`."""
+    """Run `script.py`, `-m module`, `-c command` or `-` (standard input), with arguments, as `__main__`."""
     sys.argv[:] = sys.argv[1:] if args is None else args
     kind = sys.argv[0]
     if kind == "-m":

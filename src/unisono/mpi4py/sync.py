@@ -1,7 +1,7 @@
 """mpi4py.util.sync: ranks that go one after another, counters, mutexes, conditions and semaphores.
 
-Their state is numbers in a window of rank 0, which other ranks read and change without its help. A rank that
-waits reads with growing pauses, at most MOST_PAUSE_S. Tickets keep the order: who comes first is served first.
+Their state is numbers in a window of rank 0, which others read and change without its help. A rank that waits
+reads with growing pauses, at most MOST_PAUSE_S. Tickets keep the order: who comes first is served first.
 """
 
 from __future__ import annotations

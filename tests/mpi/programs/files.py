@@ -127,7 +127,10 @@ def check_errors():
     amode = MPI.MODE_RDWR if rank else MPI.MODE_RDONLY
     assert error_of(MPI.File.Open, comm, NAME, amode) == MPI.ERR_NOT_SAME
     only_rank_0 = folder if rank == 0 else nowhere
-    assert error_of(MPI.File.Open, comm, only_rank_0, MPI.MODE_RDONLY) in (MPI.ERR_BAD_FILE, MPI.ERR_NO_SUCH_FILE)
+    assert error_of(MPI.File.Open, comm, only_rank_0, MPI.MODE_RDONLY) in (
+        MPI.ERR_BAD_FILE,
+        MPI.ERR_NO_SUCH_FILE,
+    )
     with open(NAME, "wb"):
         comm.Barrier()
     missing = NAME if rank < 2 else nowhere

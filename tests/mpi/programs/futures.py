@@ -4,7 +4,14 @@ import sys
 import time
 
 from mpi4py import MPI
-from mpi4py.futures import BrokenExecutor, MPICommExecutor, MPIPoolExecutor, as_completed, get_comm_workers, wait
+from mpi4py.futures import (
+    BrokenExecutor,
+    MPICommExecutor,
+    MPIPoolExecutor,
+    as_completed,
+    get_comm_workers,
+    wait,
+)
 from mpi4py.util.pool import Pool
 
 GREETING = []
@@ -48,7 +55,7 @@ def check(executor, expected):
         if MPI.COMM_WORLD.size > 1:
             assert isinstance(executor.submit(*call).exception(), TypeError)
     futures = [executor.submit(time.sleep, 0.01) for _ in range(5)]
-    assert {one for one in as_completed(futures)} == set(futures)
+    assert set(as_completed(futures)) == set(futures)
     assert not wait(futures).not_done
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import mpi4py
+import numpy as np
 
 assert mpi4py.__version__.startswith("4.")
 assert mpi4py.get_config() == {}
@@ -17,11 +18,9 @@ except TypeError:
 else:
     raise AssertionError("a setting that does not exist was taken")
 
-import numpy as np
-from mpi4py import MPI
-from mpi4py.util import dtlib, pkl5
-
-import unisono
+MPI = importlib.import_module("mpi4py.MPI")
+dtlib, pkl5 = (importlib.import_module(f"mpi4py.util.{name}") for name in ("dtlib", "pkl5"))
+unisono = importlib.import_module("unisono")
 
 assert MPI is unisono.MPI
 assert sys.modules["mpi4py.MPI"] is MPI

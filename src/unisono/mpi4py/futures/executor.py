@@ -119,7 +119,6 @@ class MPIPoolExecutor(_Mapping):
             their buffers out of band, so `use_pkl5` changes nothing.
     """
 
-    Future = Future
 
     def __init__(
         self, max_workers: int | None = None, initializer: Any = None, initargs: Any = (), **options: Any
@@ -159,7 +158,7 @@ class MPIPoolExecutor(_Mapping):
                 raise BrokenExecutor(self._session.broken)
             if self._shutdown:
                 raise RuntimeError("cannot submit after shutdown")
-            future = self.Future()
+            future: Future[Any] = Future()
             self._pending.add(future)
             future.add_done_callback(self._pending.discard)
             self._start().submit(self._session, future, (fn, args, kwargs))

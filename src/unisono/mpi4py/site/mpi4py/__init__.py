@@ -11,6 +11,6 @@ from unisono.mpi4py.package import (  # noqa: F401
     rc,
 )
 
-__all__ = ["MPI"]  # noqa: F822 (a module)
+__all__ = ["MPI"]
 
 sys.modules[f"{__name__}.rc"] = rc  # type: ignore[assignment]  # mpi4py has it there, too

@@ -2,6 +2,6 @@
 
 import sys
 
-import unisono.mpi4py.dtlib
+from unisono.mpi4py import dtlib
 
-sys.modules[__name__] = sys.modules["unisono.mpi4py.dtlib"]
+sys.modules[__name__] = dtlib

@@ -2,6 +2,6 @@
 
 import sys
 
-import unisono.mpi4py.pkl5
+from unisono.mpi4py import pkl5
 
-sys.modules[__name__] = sys.modules["unisono.mpi4py.pkl5"]
+sys.modules[__name__] = pkl5

@@ -2,6 +2,6 @@
 
 import sys
 
-import unisono.mpi4py.pool
+from unisono.mpi4py import pool
 
-sys.modules[__name__] = sys.modules["unisono.mpi4py.pool"]
+sys.modules[__name__] = pool

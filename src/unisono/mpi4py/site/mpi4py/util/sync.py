@@ -2,6 +2,6 @@
 
 import sys
 
-import unisono.mpi4py.sync
+from unisono.mpi4py import sync
 
-sys.modules[__name__] = sys.modules["unisono.mpi4py.sync"]
+sys.modules[__name__] = sync
