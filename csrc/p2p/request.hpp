@@ -26,19 +26,19 @@ inline bool overlap(const unsigned char* one, uint64_t nbytes, const unsigned ch
 // A send or a receive under way. Once `done` is set, the engine no longer uses the caller's memory.
 struct Request {
   bool sending;
-  int peer;  // receive: kAnyRank until matched
-  int tag;  // as it travels, see message_tag.hpp
+  int peer;       // receive: kAnyRank until matched
+  int tag;        // as it travels, see message_tag.hpp
   uint32_t form;  // receive: kAnyForm until matched
   unsigned char* data;
   uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
   Nanoseconds deadline = INT64_MAX;
   uint64_t moved = 0;  // bytes, the header not counted
   size_t header_moved = 0;
-  bool zero_copy = false;  // the bytes are copied from memory to memory, not through the stream
+  bool zero_copy = false;    // the bytes are copied from memory to memory, not through the stream
   bool synchronous = false;  // send: done only when a receive has matched it
-  bool exact = false;      // receive: a shorter message is refused, too
-  bool raw = false;        // receive: of any form; the bytes of a longer message go into memory of its own
-  bool sized = false;      // receive: of any size, into memory that is made when a message matches
+  bool exact = false;        // receive: a shorter message is refused, too
+  bool raw = false;          // receive: of any form; the bytes of a longer message go into memory of its own
+  bool sized = false;        // receive: of any size, into memory that is made when a message matches
   std::unique_ptr<unsigned char[]> own;         // that memory
   bool cancelled = false;                       // set before `done`
   MessageFrame frame = MessageFrame::kMessage;  // send: what it writes next

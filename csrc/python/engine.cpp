@@ -129,7 +129,8 @@ void bind_messages(nb::class_<Engine>& engine) {
       .def_prop_rw(
           "raw_messages", [](Engine& self) { return self.channels().raw; },
           [](Engine& self, bool raw) { self.channels().raw = raw; },
-          "Receives take bytes of any dtype and size: a longer message leaves the buffer as it is. Set it before "
+          "Receives take bytes of any dtype and size: a longer message leaves the buffer as it is. Set it "
+          "before "
           "the first message.")
       .def(
           "advance",
@@ -137,7 +138,8 @@ void bind_messages(nb::class_<Engine>& engine) {
             self.check_process();
             return static_cast<int>(self.channels().advance());
           },
-          nb::call_guard<GilRelease>(), "Moves all messages that can be moved now; the kind of fault, if any.")
+          nb::call_guard<GilRelease>(),
+          "Moves all messages that can be moved now; the kind of fault, if any.")
       .def_prop_ro(
           "open_messages", [](Engine& self) { return self.channels().open_requests(); },
           "Sends and receives that are not done.")

@@ -175,11 +175,12 @@ def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
     typestr, shape = face["typestr"], face["shape"]
     if not isinstance(typestr, str) or not isinstance(shape, list | tuple):
         raise TypeError("__cuda_array_interface__: typestr is no str, or shape no tuple")
-    if typestr[:1] == ">":
+    if typestr[:1] not in "<|=":
         raise BufferError("__cuda_array_interface__: typestr with non-native byte order")
-    if not isinstance(face.get("descr", []), list):
+    fields = face.get("descr") or []
+    if not isinstance(fields, list):
         raise TypeError("__cuda_array_interface__: descr is no list")
-    if len(face.get("descr", [])) > 1:
+    if len(fields) > 1:
         warnings.warn(
             "__cuda_array_interface__: the fields of descr are moved as bytes", RuntimeWarning, stacklevel=2
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,7 @@ class Collectives:
         nbytes = blocks[0].nbytes
         if nbytes == 0 or (mine is not None and mine.nbytes != nbytes):
             return Plan(schedule)
-        whole_block = Block(blocks[0].raw, blocks[0].start, blocks[0].count * lane.size, blocks[0].type)
+        whole_block = _side_by_side(blocks)
         room = whole_block.room()
         own = room[lane.rank * nbytes :][:nbytes]
         if mine is None and not whole_block.dense:
@@ -124,7 +124,17 @@ class Collectives:
         """Send block i to rank i; all blocks are of one size."""
         incoming = equal(recvbuf, lane.size, writable=True)
         outgoing = None if in_place(sendbuf) else equal(sendbuf, lane.size, writable=False)
-        return Plan(schedules.all_to_all(lane, outgoing, incoming))
+        schedule = schedules.all_to_all(lane, outgoing, incoming)
+        target = _side_by_side(incoming)
+        if target.nbytes == 0 or (outgoing is not None and outgoing[0].nbytes != incoming[0].nbytes):
+            return Plan(schedule)
+        room = target.room()
+        packed = copy_of(target) if outgoing is None else _side_by_side(outgoing).pack()
+        return Plan(
+            schedule,
+            lambda group, later: group.all_to_all(room, packed, async_op=later),
+            None if target.dense else lambda: target.fill(room),
+        )
 
     def _alltoallv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
         """Send block i to rank i; blocks are of any sizes."""
@@ -146,43 +156,27 @@ class Collectives:
         target = simple(recvbuf, writable=True) if lane.rank == root else None
         source = _contribution(sendbuf, target)
         check_type(op, source.type)
-        engine = engine_op(op, source.type)
-        packed = copy_of(source)
+        begin = source.pack if target is None else _filled_by(target, source)
 
         def schedule() -> Schedule:
-            found = yield from schedules.reduce(lane, packed, op, source.type, root)
+            found = yield from schedules.reduce(lane, begin(), op, source.type, root)
             if target is not None:
                 target.fill(found)
 
-        if engine is None or packed.size == 0:
-            return Plan(schedule())
-        values = packed.view(source.type.dtype)
-        return Plan(
-            schedule(),
-            lambda group, later: group.reduce(values, root, engine, async_op=later),
-            None if target is None else lambda: target.fill(packed),
-        )
+        return _reduction(schedule(), "reduce", begin, op, target or source, fills=target, dst=root)
 
     def _allreduce(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
         """Reduce to every rank."""
         target = simple(recvbuf, writable=True)
         source = _contribution(sendbuf, target)
         check_type(op, source.type)
-        engine = engine_op(op, source.type)
-        packed = copy_of(source)
+        begin = _filled_by(target, source)
 
         def schedule() -> Schedule:
-            found = yield from schedules.all_reduce(lane, packed, op, source.type)
+            found = yield from schedules.all_reduce(lane, begin(), op, source.type)
             target.fill(found)
 
-        if engine is None or packed.size == 0:
-            return Plan(schedule())
-        values = packed.view(source.type.dtype)
-        return Plan(
-            schedule(),
-            lambda group, later: group.all_reduce(values, engine, async_op=later),
-            lambda: target.fill(packed),
-        )
+        return _reduction(schedule(), "all_reduce", begin, op, target, fills=target)
 
     def _reduce_scatter_block(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
         """Reduce, and give every rank a block of one size."""
@@ -290,6 +284,39 @@ def _contribution(sendbuf: Any, target: Block | None) -> Block:
     if target is not None:
         check_alike(source, target)
     return source
+
+
+def _filled_by(target: Block, source: Block) -> Callable[[], Any]:
+    """When a reduction begins: its items, in the memory of the target where they lie side by side."""
+    room = target.room()
+
+    def begin() -> Any:
+        if not (source is target and target.dense):
+            room[:] = source.pack()
+        return room
+
+    return begin
+
+
+def _reduction(
+    schedule: Schedule, call: str, begin: Any, op: Op, block: Block, fills: Block | None, **root: int
+) -> Plan:
+    """The plan of a reduction: by the engine where it has the operation. fills: the block of the result."""
+    kind, engine = block.type, engine_op(op, block.type)
+    if engine is None or block.nbytes == 0:
+        return Plan(schedule)
+    items: list[Any] = []
+
+    def run(group: Any, later: bool) -> Any:
+        items.append(begin().view(kind.dtype))
+        return getattr(group, call)(items[0], op=engine, async_op=later, **root)
+
+    return Plan(schedule, run, None if fills is None else lambda: fills.fill(items[0].view(np.uint8)))
+
+
+def _side_by_side(blocks: list[Block]) -> Block:
+    """Equal blocks as one."""
+    return Block(blocks[0].raw, blocks[0].start, blocks[0].count * len(blocks), blocks[0].type)
 
 
 SHARED = {

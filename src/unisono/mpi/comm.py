@@ -80,7 +80,9 @@ class Comm(
         return constants.UNDEFINED if topology is None else topology.kind
 
     topology = property(Get_topology)
-    is_topo = property(lambda self: self.Get_topology() != constants.UNDEFINED)
+    is_topo = property(
+        lambda self: self.Get_topology() != constants.UNDEFINED, doc="Whether it has a topology."
+    )
 
     def Compare(self, comm: Comm) -> int:
         """IDENT: the same; CONGRUENT: the same ranks in the same order; SIMILAR: the same ranks; UNEQUAL."""

@@ -52,13 +52,15 @@ class Datatype(FortranTypes, HasAttributes, Packing, Handle):
         where = self._alive().layout
         return where.true_lb, where.true_extent
 
-    size = property(lambda self: self.Get_size())
-    extent = property(lambda self: self.Get_extent()[1])
-    lb = property(lambda self: self.Get_extent()[0])
-    ub = property(lambda self: sum(self.Get_extent()))
-    true_extent = property(lambda self: self.Get_true_extent()[1])
-    true_lb = property(lambda self: self.Get_true_extent()[0])
-    true_ub = property(lambda self: sum(self.Get_true_extent()))
+    size = property(lambda self: self.Get_size(), doc="Bytes of data in one item.")
+    extent = property(lambda self: self.Get_extent()[1], doc="Bytes from one item to the next.")
+    lb = property(lambda self: self.Get_extent()[0], doc="The lower bound in bytes.")
+    ub = property(lambda self: sum(self.Get_extent()), doc="The upper bound in bytes.")
+    true_extent = property(
+        lambda self: self.Get_true_extent()[1], doc="Bytes from the first to the last of its data."
+    )
+    true_lb = property(lambda self: self.Get_true_extent()[0], doc="Where its data begins.")
+    true_ub = property(lambda self: sum(self.Get_true_extent()), doc="Where its data ends.")
 
     def Get_name(self) -> str:
         """Its name."""
@@ -296,9 +298,14 @@ class Datatype(FortranTypes, HasAttributes, Packing, Handle):
 
     envelope = property(Get_envelope)
     contents = property(Get_contents)
-    combiner = property(lambda self: self._alive().combiner)
-    is_named = property(lambda self: self._alive().combiner == constants.COMBINER_NAMED)
-    is_predefined = property(lambda self: self._state is None or self._state.combiner in _PREDEFINED)
+    combiner = property(lambda self: self._alive().combiner, doc="How it was made.")
+    is_named = property(
+        lambda self: self._alive().combiner == constants.COMBINER_NAMED, doc="Whether it is a named type."
+    )
+    is_predefined = property(
+        lambda self: self._state is None or self._state.combiner in _PREDEFINED,
+        doc="Whether no program has made it.",
+    )
 
     def __reduce__(self) -> Any:
         if self._constant() is not None:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import unisono
+from unisono.engine.base.timeouts import LONGEST_S
 from unisono.mpi import constants
 from unisono.mpi.comm import COMM_SELF, COMM_WORLD
 from unisono.mpi.comm_state import CommState
@@ -18,9 +19,6 @@ from unisono.mpi.ending import worlds
 from unisono.mpi.errors import Exception
 from unisono.mpi.progress import finish_all
 from unisono.mpi.transport import World
-
-_LONGEST_S = 1e9
-"""A worker may wait for tasks as long as it likes, unless UNISONO_TIMEOUT_S is set."""
 
 
 class _Life:
@@ -42,8 +40,8 @@ def _form() -> Any:
         group = init_process_group(group_name="mpi")
     else:
         group = init_process_group(store=HashStore(), rank=0, world_size=1, group_name="mpi")
-    if "timeout_s" not in settings.origins:
-        group.timeout_s = _LONGEST_S
+    if "timeout_s" not in settings.origins:  # a worker may wait for tasks as long as it likes
+        group.timeout_s = LONGEST_S
     return group
 
 

@@ -31,6 +31,8 @@ class FortranTypes:
     @classmethod
     def Get_value_index(cls, value: Any, index: Any) -> Any:
         """The type of pairs for MAXLOC; null where there is none."""
+        if not value or not index:
+            raise Exception(constants.ERR_TYPE, "a datatype is null")
         if index == named["INT"]:
             for name in _PAIRED:
                 if value == named[name]:

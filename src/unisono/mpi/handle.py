@@ -84,8 +84,7 @@ class Handle:
             return NotImplemented
         return self._state is not other._state
 
-    def __hash__(self) -> int:
-        return hash((self._family(), self.handle))
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def handle(self) -> int:
@@ -100,7 +99,11 @@ class Handle:
             raise ValueError(f"no {cls.__name__} has the handle {handle}")
         return (_states[handle].kind or cls)._of(_states[handle]) if handle else cls()
 
-    toint = py2f = lambda self: self.handle
+    def toint(self) -> int:
+        """See `handle`."""
+        return self.handle
+
+    py2f = toint
     fromint = f2py = fromhandle
 
     def free(self) -> None:

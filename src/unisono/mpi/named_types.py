@@ -48,9 +48,7 @@ def _named() -> dict[str, Datatype]:
         dtype = np.dtype("l" if code == "p" else code)
         where = layout.basic(dtype.itemsize, dtype.alignment)
         found[name] = _make(name, Type(where, dtype, constants.COMBINER_NAMED))
-        if name not in ("PACKED", "BYTE", "WCHAR"):
-            found[name]._state.code = code
-    found["BYTE"]._state.code = "B"
+        found[name]._state.code = code
     for name, code in _PAIRS.items():
         dtype = np.dtype([("value", code), ("index", "i")], align=True)
         value, index = np.dtype(code), np.dtype("i")

@@ -67,7 +67,9 @@ class Op(Handle):
         return self._alive().commutes
 
     is_commutative = property(Is_commutative)
-    is_predefined = property(lambda self: self._state is None or self._state.user is None)
+    is_predefined = property(
+        lambda self: self._state is None or self._state.user is None, doc="Whether no program has made it."
+    )
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
         """Reduce `inbuf` into `inoutbuf`."""

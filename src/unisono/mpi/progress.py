@@ -16,7 +16,8 @@ from unisono.mpi import constants
 
 Schedule = Generator[list["Operation"], None, Any]
 _moving: list[ScheduleRun] = []
-_SPINS, _PAUSE_S = 200, 50e-6
+_SPINS = 200
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.0005
 
 
 class Operation:
@@ -164,4 +165,4 @@ class Pause:
     def __call__(self) -> None:
         self._calls += 1
         if self._calls > _SPINS:
-            time.sleep(_PAUSE_S if self._calls < 20 * _SPINS else 10 * _PAUSE_S)
+            time.sleep(FIRST_PAUSE_S if self._calls < 20 * _SPINS else LONGEST_PAUSE_S)

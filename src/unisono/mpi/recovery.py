@@ -40,8 +40,13 @@ class Recovery:
 
     def Iagree(self, flag: Any) -> Request:
         """See `Agree`; the result is left in the buffer."""
+        if isinstance(flag, int):
+            raise ValueError("flag: expected a buffer of one int")
         raw = bytes_of(flag, writable=True)[0]
-        return self.Iallreduce(raw.copy(), raw, OPS["BAND"])
+        if raw.size != np.dtype(np.int32).itemsize:
+            raise ValueError(f"flag: {raw.size} bytes, expected those of one int")
+        bits = raw.view(np.int32)
+        return self.Iallreduce(bits.copy(), bits, OPS["BAND"])
 
     def Shrink(self) -> Any:
         """A communicator of the ranks that have not failed: all."""

@@ -383,7 +383,7 @@ def _statuses(number: int, statuses: list[Status] | None) -> list[Any]:
         return [None] * number
     if isinstance(statuses, list):
         statuses += [Status() for _ in range(number - len(statuses))]
-    return list(statuses[:number])
+    return [*statuses[:number], *[None] * (number - len(statuses))]
 
 
 def _paired(requests: Sequence[Request], statuses: list[Status] | None) -> Any:

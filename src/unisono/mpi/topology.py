@@ -89,12 +89,15 @@ class Topocomm(Intracomm):
             result[i] = obj
         return result
 
-    degrees = property(lambda self: tuple(len(side) for side in self._sides()[:2]))
-    indegree = property(lambda self: len(self._sides()[0]))
-    outdegree = property(lambda self: len(self._sides()[1]))
-    inoutedges = property(lambda self: self._sides()[:2])
-    inedges = property(lambda self: self._sides()[0])
-    outedges = property(lambda self: self._sides()[1])
+    degrees = property(
+        lambda self: tuple(len(side) for side in self._sides()[:2]),
+        doc="(number of sources, of destinations).",
+    )
+    indegree = property(lambda self: len(self._sides()[0]), doc="The number of sources.")
+    outdegree = property(lambda self: len(self._sides()[1]), doc="The number of destinations.")
+    inoutedges = property(lambda self: self._sides()[:2], doc="(sources, destinations).")
+    inedges = property(lambda self: self._sides()[0], doc="The sources.")
+    outedges = property(lambda self: self._sides()[1], doc="The destinations.")
 
 
 class Cartcomm(Topocomm):
@@ -117,9 +120,9 @@ class Cartcomm(Topocomm):
         return list(grid.dims), [int(one) for one in grid.periods], grid.coords(self.rank)
 
     topo = property(Get_topo)
-    dims = property(lambda self: self.Get_topo()[0])
-    periods = property(lambda self: self.Get_topo()[1])
-    coords = property(lambda self: self.Get_topo()[2])
+    dims = property(lambda self: self.Get_topo()[0], doc="The sizes.")
+    periods = property(lambda self: self.Get_topo()[1], doc="The periods.")
+    coords = property(lambda self: self.Get_topo()[2], doc="The coordinates of this rank.")
 
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
         """The rank at a place."""
@@ -178,16 +181,16 @@ class Graphcomm(Topocomm):
         return len(self._edges().index), len(self._edges().edges)
 
     dims = property(Get_dims)
-    nnodes = property(lambda self: self.Get_dims()[0])
-    nedges = property(lambda self: self.Get_dims()[1])
+    nnodes = property(lambda self: self.Get_dims()[0], doc="The number of nodes.")
+    nedges = property(lambda self: self.Get_dims()[1], doc="The number of edges.")
 
     def Get_topo(self) -> tuple[list[int], list[int]]:
         """(index, edges)."""
         return list(self._edges().index), list(self._edges().edges)
 
     topo = property(Get_topo)
-    index = property(lambda self: self.Get_topo()[0])
-    edges = property(lambda self: self.Get_topo()[1])
+    index = property(lambda self: self.Get_topo()[0], doc="The ends of the ranks' neighbours.")
+    edges = property(lambda self: self.Get_topo()[1], doc="The neighbours of all ranks.")
 
     def Get_neighbors_count(self, rank: int) -> int:
         """The number of a rank's neighbours."""
@@ -199,8 +202,10 @@ class Graphcomm(Topocomm):
             raise Exception(constants.ERR_RANK, f"rank {rank} of {self.size}")
         return self._edges().of(rank)
 
-    nneighbors = property(lambda self: self.Get_neighbors_count(self.rank))
-    neighbors = property(lambda self: self.Get_neighbors(self.rank))
+    nneighbors = property(
+        lambda self: self.Get_neighbors_count(self.rank), doc="The number of this rank's neighbours."
+    )
+    neighbors = property(lambda self: self.Get_neighbors(self.rank), doc="This rank's neighbours.")
 
 
 class Distgraphcomm(Topocomm):
