@@ -16,7 +16,7 @@ from unisono.mpi import constants, errors
 from unisono.mpi.environment import Get_processor_name
 from unisono.mpi.errors import Exception
 from unisono.mpi.file_storage import (
-    SMALL_NBYTES,
+    EXCHANGED_NBYTES,
     WINDOW_NBYTES,
     SharedNumber,
     classed,
@@ -336,7 +336,7 @@ class OpenFile(State):
         spans = sorted(one[:2] for one in told if one[3])
         nbytes, count = sum(one[3] for one in told), sum(one[2] for one in told)
         apart = all(before[1] <= after[0] for before, after in pairwise(spans))
-        if apart or nbytes >= count * SMALL_NBYTES or not all(one[4] for one in told):
+        if apart or nbytes >= count * EXCHANGED_NBYTES or not all(one[4] for one in told):
             return False
         first, end = spans[0][0], max(span[1] for span in spans)
         if end - first > _SPARSE * nbytes:

@@ -20,7 +20,9 @@ from unisono.mpi.file_view import Pieces
 WINDOW_NBYTES = 4 << 20
 """At most so much is read at once to pick small pieces out of it."""
 SMALL_NBYTES = 4 << 10
-"""Pieces that are smaller, on the average, are read by windows, and written together by all ranks."""
+"""Pieces that are smaller, on the average, are read by windows."""
+EXCHANGED_NBYTES = 256
+"""Pieces that are smaller, on the average, are written together by all ranks: 3 to 6 times faster."""
 
 _CLASSES = {
     errno.ENOENT: constants.ERR_NO_SUCH_FILE,
