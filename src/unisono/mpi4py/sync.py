@@ -15,7 +15,7 @@ from unisono import MPI
 
 __all__ = ["Condition", "Counter", "Mutex", "Semaphore", "Sequential"]
 
-MOST_PAUSE_S = 1 / 1024
+MOST_PAUSE_S = 0.001
 
 
 class Sequential:
