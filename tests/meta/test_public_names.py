@@ -48,6 +48,7 @@ PUBLIC = [
     "TCPStore",
     "Timeout",
     "UnisonoError",
+    "Window",
     "Work",
     "__version__",
     "codecs",

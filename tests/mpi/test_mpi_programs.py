@@ -29,6 +29,14 @@ def test_random_messages_keep_the_order_of_mpi() -> None:
     assert ended.stdout.count("all is well") == 3
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_windows_give_what_mpich_gives(ranks: int, spread: str) -> None:
+    """The program also runs with mpi4py and MPICH: MPI_OF=mpi4py mpiexec -n 4 python windows.py."""
+    ended = run(ranks, PROGRAMS / "windows.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("ok") == ranks
+
+
 def test_a_program_without_a_launcher_is_one_rank_and_imports_neither_torch_nor_mpi4py() -> None:
     code = (
         "import sys; import unisono; assert 'unisono.mpi' not in sys.modules; from unisono import MPI; "

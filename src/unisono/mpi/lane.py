@@ -10,7 +10,7 @@ from unisono.mpi import constants
 from unisono.mpi.errors import Exception
 from unisono.mpi.message_spec import Block
 from unisono.mpi.progress import Operation
-from unisono.mpi.transport import BlockReceive, Messages, Transfer, as_bytes
+from unisono.mpi.transport import BlockReceive, Messages, WholeReceive, World, as_bytes
 
 
 class Lane:
@@ -33,7 +33,9 @@ class Lane:
 
     def receive(self, rank: int, room: Any) -> Operation:
         """Receive bytes of a known number into memory."""
-        found: Operation = self._messages.start_receive(room, self.peers[rank], self._tag, Transfer)
+        found: Operation = self._messages.start_receive(
+            room, self.peers[rank], self._tag, _whole_receive, self._places
+        )
         return found
 
     def send_block(self, rank: int, block: Block) -> Operation:
@@ -54,6 +56,10 @@ class Lane:
     def receive_bytes(self, rank: int) -> Operation:
         """Receive such bytes: they are the operation's value."""
         return self._messages.start_receive_bytes(self.peers[rank], self._tag, self._places)
+
+
+def _whole_receive(world: World, work: Any, room: Any, places: Any) -> Operation:
+    return WholeReceive(world, work, room.nbytes, places)
 
 
 def copy_block(source: Block, target: Block) -> None:

@@ -73,8 +73,16 @@ class Request(Handle):
 
     def Wait(self, status: Status | None = None) -> bool:
         """Wait for its end. Returns True."""
-        self._block()
-        self._conclude(status)
+        state = self._state
+        if state is None or state.operation is None or status is not None:
+            self._block()
+            self._conclude(status)
+            return True
+        if not state.operation.done:
+            self._block()
+        state.operation = None
+        if state.start is None:
+            self._state = None
         return True
 
     def Test(self, status: Status | None = None) -> bool:

@@ -149,14 +149,10 @@ class Transfer(Operation):
         """Wait for the end, and raise its error."""
         try:
             work.wait()
-            self.cancelled = work.cancelled
-            if not self.cancelled:
-                self._end(work)
-        finally:
+        except BaseException:
             self.done = work.done()
-
-    def _end(self, work: Any) -> None:
-        """After it has ended without a fault."""
+            raise
+        self.done = True
 
     def cancel(self) -> None:
         """See `Operation.cancel`: a receive that no message has matched."""
@@ -172,7 +168,11 @@ class Receive(Transfer):
     def __init__(self, world: World, work: Any, capacity: int, places: Any) -> None:
         self._world, self._work, self._capacity, self._places = world, work, capacity, places
 
-    def _end(self, work: Any) -> None:
+    def _finish(self, work: Any) -> None:
+        super()._finish(work)
+        if work.cancelled:
+            self.cancelled = True
+            return
         found = work.receive_status()
         self.source, self.tag, self.nbytes = self._places[found.source], found.tag, found.nbytes
         self._use(work)
@@ -181,6 +181,16 @@ class Receive(Transfer):
         if self.nbytes > self._capacity:
             sent, self.nbytes = self.nbytes, self._capacity
             raise truncated(self.source, self.tag, sent, self.nbytes)
+
+
+class WholeReceive(Receive):
+    """A receive of a collective, whose ranks agree on the number of bytes."""
+
+    def _use(self, work: Any) -> None:
+        super()._use(work)
+        if self.nbytes < self._capacity:
+            text = f"rank {self.source} has sent {self.nbytes} bytes, this rank expects {self._capacity}"
+            raise Exception(constants.ERR_TRUNCATE, f"the ranks' counts or types differ: {text}")
 
 
 class BlockReceive(Receive):

@@ -10,12 +10,12 @@ from unisono import _native
 from unisono.engine.memory.buffers import DTYPES
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
+from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.comm import COMM_SELF, Intracomm
 from unisono.mpi.errors import Exception, HasErrhandler, whole
 from unisono.mpi.group import Group, Members
 from unisono.mpi.handle import Handle
 from unisono.mpi.info import INFO_NULL, Info
-from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.op import OPS, Op
 from unisono.mpi.progress import Ended
@@ -220,7 +220,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
 
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> None:
         """Combine with the target, each element atomically."""
-        state = self._alive()
+        self._alive()
         if target_rank == constants.PROC_NULL:
             return
         block = simple(origin, writable=False)
@@ -279,20 +279,13 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
         operation = op._state
         if operation is None or operation.engine is None or not (_plain(origin) and _plain(result)):
             return False
-        if origin.size != 1 or result.size != 1 or origin.dtype != result.dtype or not result.flags.writeable:
-            return False
         kind = origin.dtype.kind
-        if kind not in operation.kinds or kind == "b" or not 0 <= rank < len(state.places):
+        if kind not in operation.kinds or kind == "b" or not result.flags.writeable:
             return False
-        place = state.places[rank]
-        at = whole(disp, "target_disp") * place.unit
-        if at < 0 or at + origin.nbytes > place.nbytes:
+        found = state.element(rank, disp, origin, result)
+        if found is None or not _native.updates(_CODES[origin.dtype.char], operation.engine):
             return False
-        if not _native.updates(_CODES[origin.dtype.char], operation.engine):
-            return False
-        fault = state.native.update(
-            origin, result, place.home, place.base + at, operation.engine, state.forever
-        )
+        fault = state.native.update(origin, result, *found, operation.engine, state.forever)
         state.check(fault, "Fetch_and_op")
         return True
 
@@ -301,6 +294,12 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
     ) -> None:
         """If the element is that of `compare`, make it that of `origin`; `result`: what it was."""
         state = self._alive()
+        arrays = compare, origin, result
+        if all(map(_plain, arrays)) and result.flags.writeable:
+            found = state.element(target_rank, target_disp, *arrays)
+            if found is not None:
+                state.check(state.native.swap(*arrays, *found, state.forever), "Compare_and_swap")
+                return
         block, old = simple(origin, writable=False), simple(compare, writable=False)
         into = simple(result, writable=True)
         if target_rank == constants.PROC_NULL:

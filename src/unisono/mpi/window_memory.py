@@ -12,11 +12,11 @@ from unisono.engine.memory.arrays import empty
 from unisono.engine.memory.buffers import DTYPES
 from unisono.engine.windows.opening import open_window
 from unisono.mpi import constants, object_schedules
+from unisono.mpi.byte_memory import buffer
 from unisono.mpi.comm import Comm
 from unisono.mpi.datatype import Datatype, Type
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.handle import State
-from unisono.mpi.byte_memory import buffer
 from unisono.mpi.message_spec import Block
 from unisono.mpi.op import Op, check_type
 from unisono.mpi.progress import complete
@@ -53,12 +53,11 @@ class WindowState(State):
         if whole(unit, "disp_unit") <= 0:
             raise Exception(constants.ERR_DISP, f"the unit of displacements is {unit}")
         nbytes = memory if flavor == constants.WIN_FLAVOR_SHARED else memory.size
-        told, context, serial = complete(comm._agree(state.lane(), (nbytes, unit)))
-        state.contexts.give_back(context)
+        told = complete(object_schedules.all_gather(state.lane(), (nbytes, unit)))
         if flavor == constants.WIN_FLAVOR_SHARED:  # one piece, as MPI wants it; it is the first rank's
             memory = _bytes(sum(size for size, _ in told) if state.rank == 0 else 0)
         self.kept = memory
-        self.open(comm, serial, memory)
+        self.open(comm, memory)
         self.places = self._placed(told)
         base, own = 0, self.places[self.rank]
         if own.nbytes:
@@ -69,19 +68,21 @@ class WindowState(State):
         self.memory: Any = buffer.fromaddress(base, own.nbytes if base else 0)
         self.attrs = base, own.nbytes, unit
 
-    def open(self, comm: Comm, serial: int, memory: Any) -> None:
+    def open(self, comm: Comm, memory: Any) -> None:
         """Make the engine's window, of the ranks of the communicator."""
         state, group = comm._alive(), self.world.group
+        dynamic = self.flavor == constants.WIN_FLAVOR_DYNAMIC
+        base = 0 if dynamic else memory.__array_interface__["data"][0]  # displacements are addresses
         self.window = open_window(
             group._planner,
             self.ranks,
             lambda given: complete(object_schedules.all_gather(state.lane(), given)),
             None,
-            (memory.__array_interface__["data"][0], memory.size, -1),
+            (base, memory.size, -1),
             memory,
             typed=False,
-            dynamic=self.flavor == constants.WIN_FLAVOR_DYNAMIC,
-            meeting=group._meeting(f"window/mpi/{serial}/{self.ranks[0]}"),
+            dynamic=dynamic,
+            meeting=group._meeting(),
         )
         self.native, self.forever = self.window.native, group.timeout_s
 
@@ -102,6 +103,17 @@ class WindowState(State):
         place = self.places[rank]
         at = self.native.mapped(place.home, self._address(place), place.nbytes) if place.nbytes else 0
         return buffer.fromaddress(at, place.nbytes if at else 0), place.unit
+
+    def element(self, rank: int, disp: int, *arrays: Any) -> tuple[int, int] | None:
+        """Where an element is, for the engine; None: the arrays are not one element each of one dtype."""
+        first = arrays[0]
+        if not 0 <= rank < len(self.places) or self.flavor == constants.WIN_FLAVOR_DYNAMIC:
+            return None
+        place = self.places[rank]
+        at, dtype = whole(disp, "target_disp") * place.unit, first.dtype
+        if any(one.size != 1 or one.dtype != dtype for one in arrays):
+            return None
+        return (place.home, place.base + at) if 0 <= at <= place.nbytes - dtype.itemsize else None
 
     def check(self, fault: int, call: str) -> None:
         """Raise the error of a call that returned a fault."""
@@ -172,7 +184,8 @@ def _spelled(target: Any, block: Block) -> tuple[int, int, Type]:
         return target, block.count, block.type
     if len(target) > 3:
         raise ValueError("target: expecting 3 items at most")
-    disp, count, kind = (*target, *(0, block.count, None)[len(target) :])
+    given: tuple[Any, ...] = (*target, *(0, block.count, None)[len(target) :])
+    disp, count, kind = given
     if kind is not None and not isinstance(kind, Datatype):
         raise TypeError(f"target: expecting a datatype, got {type(kind).__name__}")
     return disp, whole(count, "target: count"), block.type if kind is None else kind._alive()

@@ -197,6 +197,20 @@ def check_contexts() -> None:
         comm.Free()
 
 
+def check_sizes_that_differ() -> None:
+    """Counts that differ between the ranks of a collective are an error, never wrong numbers."""
+    twin = world.Dup()  # its first collectives are schedules of messages
+    for sent, expected in ((2, 5), (5, 2)):
+        buf = np.ones(sent if world.rank == 0 else expected)
+        try:
+            twin.Bcast(buf, 0)
+        except MPI.Exception as found:
+            assert found.Get_error_class() == MPI.ERR_TRUNCATE and world.rank > 0
+        else:
+            assert world.rank == 0
+    world.Barrier()
+
+
 def check_synchronous_send() -> None:
     """A synchronous send ends when its receive is posted, not before."""
     if world.size == 1:
@@ -225,5 +239,7 @@ for comm in (world, MPI.COMM_SELF):
     check_datatypes(comm)
     check_mistakes(comm)
 check_contexts()
+if world.size <= 2:
+    check_sizes_that_differ()
 check_synchronous_send()
 print("all is well")

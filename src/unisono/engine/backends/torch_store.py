@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 # mypy must pass with and without PyTorch installed.
-# mypy: disallow-subclassing-any=False, warn-unused-ignores=False, disable-error-code="name-defined,attr-defined"
+# mypy: disallow-subclassing-any=False, warn-unused-ignores=False
+# mypy: disable-error-code="name-defined,attr-defined"
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 from unisono import _native
@@ -61,14 +62,12 @@ def allocate(
 
 def _number(out: Any) -> CallResult:
     """An array of one element that holds a number, also one of NumPy's; NOTHING: it is none."""
-    scalar = hasattr(out, "dtype") and type(out).__module__ == "numpy" and type(out).__name__ != "ndarray"
+    numpy = sys.modules.get("numpy")  # without it there are none of its numbers
+    scalar = numpy is not None and isinstance(out, numpy.generic)
     if not (scalar or isinstance(out, _NUMBERS)):
         return NOTHING
     import numpy as np
 
-    scalar = scalar and isinstance(out, np.generic)
-    if not (scalar or isinstance(out, _NUMBERS)):
-        return NOTHING
     number = np.array([out])
     return CallResult(number, ResultKind.SCALAR if scalar else ResultKind.NUMBER)
 

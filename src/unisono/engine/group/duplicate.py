@@ -8,11 +8,13 @@ from itertools import chain
 from typing import NoReturn
 
 from unisono import _native
+from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.group.group import Group
 from unisono.engine.group.membership import Former
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.operations.reduction import ReduceOp
+from unisono.engine.store import Store
 
 __all__ = ["DuplicateGroup", "MessageContexts", "duplicate"]
 
@@ -61,6 +63,9 @@ class DuplicateGroup(NativeGroup):
         self._changing = threading.Lock()
         self._original = original
         Group.__init__(self, planner, planner.engine, original._hosts, original._members, None, original)
+
+    def _meeting(self) -> tuple[Store, Identity] | None:
+        return self._original._meeting()
 
     def _shrink(self, exclude: Sequence[int], timeout_s: float) -> NoReturn:  # noqa: ARG002
         self._refuse_membership("shrink()")

@@ -82,7 +82,6 @@ class NativeGroup(MembershipGroup):
         self._identity = identity
         self._former = former or Former()
         self._attempts = 0
-        self._windows = 0
         self._loop: Loop | None = None
         self._changing = threading.Lock()
         if len(set(hosts)) > 1:
@@ -226,23 +225,16 @@ class NativeGroup(MembershipGroup):
     def _window(self, array: Any) -> Window:
         from unisono.engine.windows.opening import open_window  # most programs have none
 
-        planner, (base, numel, dtype) = (
-            self._planner,
-            (0, 0, -1) if array is None else view(array, True, "array"),
-        )
+        planner, ranks = self._planner, range(self.size)
         planner.check_open()
+        base, numel, dtype = (0, 0, -1) if array is None else view(array, True, "array")
         extent = base, numel * ITEMSIZES[dtype], dtype
-        self._windows += 1
-        meeting, ranks = self._meeting(f"window/{self._windows}"), range(self.size)
-        return open_window(
-            planner, ranks, self.all_gather_object, array, extent, pinned(array), meeting=meeting
-        )
+        gather, meeting = self.all_gather_object, self._meeting()
+        return open_window(planner, ranks, gather, array, extent, pinned(array), meeting=meeting)
 
-    def _meeting(self, key: str) -> tuple[Store, Identity] | None:
+    def _meeting(self) -> tuple[Store, Identity] | None:
         """Where ranks of a window meet, and who is in this group."""
-        if self._store is None or self._identity is None:
-            return None
-        return PrefixStore(key, self._store), self._identity
+        return None if self._store is None or self._identity is None else (self._store, self._identity)
 
     def _probe(self, rank: int, tag: int, timeout_s: float) -> Status:
         planner, engine = self._planner, self._planner.engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.engine.bootstrap.forming import Identity
-from unisono.engine.store import Store
+from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
 from unisono.engine.windows.window import Part, Window, WindowOwner
 from unisono.errors import GroupError
@@ -40,8 +41,7 @@ def open_window(
         gather: the objects of all members, in their order.
         extent: (address, bytes, dtype or -1) of this rank's memory.  keeps: what keeps it valid.
         typed: offsets count elements of the dtype; otherwise bytes.  dynamic: ranks attach and detach memory.
-        meeting: where ranks that do not share memory meet, in a part of the store that is new; and who is in
-            the group. None: they cannot.
+        meeting: where ranks that do not share memory meet, and who is in the group; None: they cannot.
     Raises:
         GroupError: ranks share no memory, and cannot connect.  RendezvousError: two cannot reach each other.
     """
@@ -51,8 +51,9 @@ def open_window(
     place: int = cell.__array_interface__["data"][0]
     _native.make_window_cell(engine, place, most, *extent[:2])
     parts = [Part(0, 0, 0, -1)] * size
-    for rank, told in zip(members, gather((place, *extent)), strict=True):
-        parts[rank] = Part(*told)
+    told = gather((os.urandom(8).hex(), place, *extent))
+    for rank, (_, *part) in zip(members, told, strict=True):
+        parts[rank] = Part(*part)
     reached = gather(
         [_native.reaches_window(engine, rank, parts[rank].cell, cell.nbytes) for rank in members]
     )
@@ -60,7 +61,7 @@ def open_window(
     if all(map(all, reached)):
         direct = [rank in members for rank in range(size)]
     else:
-        _connect(owner, members, reached, direct, asking, serving, meeting)
+        _connect(owner, members, reached, direct, asking, serving, meeting, f"window/{told[0][0]}")
     native = _native.Window(engine, list(members), parts, direct, asking, serving, dynamic, typed)
     window = Window(owner, native, members, parts, array, (keeps, cell))
     if max(asking) >= 0:
@@ -85,6 +86,7 @@ def _connect(
     asking: list[int],
     serving: list[int],
     meeting: tuple[Store, Identity] | None,
+    key: str,
 ) -> None:
     """Fill in, by rank, whom this rank reaches, and its connections to ask and to serve the others."""
     from unisono.engine.bootstrap.host_connections import connect_hosts  # not needed on one host
@@ -101,7 +103,7 @@ def _connect(
     peers = [msgspec.structs.replace(info, rank=i, memory_domain=hosts[i]) for i, info in enumerate(infos)]
     own = members.index(owner.rank)
     sockets = connect_hosts(
-        store,
+        PrefixStore(key, store),
         msgspec.structs.replace(identity.membership, peers=peers),
         own,
         deadline=time.monotonic() + owner.seconds(None),

@@ -14,6 +14,7 @@ from unisono import _native
 from unisono.engine.base.validation import flag, listed
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
 from unisono.engine.operations.reduction import ReduceOp
+from unisono.errors import GroupClosed
 
 Seconds = float | timedelta | None
 SUM = ReduceOp.SUM
@@ -98,6 +99,7 @@ class Window:
         self._members = members
         self.parts = parts
         self._keeps: object = keeps
+        self._closed = False
         owner.leave_callbacks.append(self.end)
 
     def __repr__(self) -> str:
@@ -229,15 +231,19 @@ class Window:
         Example: with window.lock(2): window.put(window.get(x, 2) + 1, 2)
         """
         limit_s, shared = self._owner.seconds(timeout), flag(shared, "shared")
-        with contextlib.ExitStack() as taken:
+        taken: list[int] = []
+        try:
             for each in self._members if rank is None else [rank]:
                 if self.native.lock(each, shared, limit_s):
                     self.fail("lock", limit_s)
-                taken.callback(self._unlock, each, limit_s)
+                taken.append(each)
             yield
-
-    def _unlock(self, rank: int, limit_s: float) -> None:
-        if self.native.unlock(rank, limit_s):
+        except BaseException:
+            for each in taken:
+                self.native.unlock(each, limit_s)  # a fault here is not what the program has to see
+            raise
+        faults = [self.native.unlock(each, limit_s) for each in taken]
+        if any(faults):
             self.fail("unlock", limit_s)
 
     def post(self, ranks: Sequence[int], *, timeout: Seconds = None) -> None:
@@ -295,7 +301,7 @@ class Window:
     @property
     def closed(self) -> bool:
         """Whether the window or its group was closed."""
-        return self._keeps is None
+        return self._closed
 
     def close(self, *, timeout: Seconds = None) -> None:
         """End the window; all ranks call it, and it waits for them. Then the array is this rank's alone."""
@@ -312,6 +318,7 @@ class Window:
 
     def end(self) -> None:
         """End it here, without the other ranks. The end of its group calls this."""
+        self._closed = True
         self.native.end()
         self._keeps = None
 
@@ -321,6 +328,8 @@ class Window:
 
     def fail(self, operation: str, limit_s: float) -> NoReturn:
         """Raise the error of a call of `native` that returned a fault."""
+        if self.closed:
+            raise GroupClosed(f"window.{operation} failed: this rank has closed the window or its group")
         raise self._owner.failure(f"window.{operation}", limit_s)
 
     def __enter__(self) -> Window:

@@ -1,0 +1,56 @@
+"""One-sided communication between processes: a sequential model, targets that do nothing, ranks that die."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from effort import HANG_S
+
+HERE = Path(__file__).resolve().parent
+PROGRAM = HERE / "programs" / "window_ranks.py"
+
+
+def outputs(mode: str, size: int, code: int = 0, **environment: str) -> list[str]:
+    """What the ranks print, without the launcher's prefixes."""
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(size), str(PROGRAM), mode]
+    paths = os.pathsep.join([str(HERE.parent / "support"), *sys.path])
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return [line.partition("] ")[2] for line in ended.stdout.splitlines() if line.startswith("[rank")]
+
+
+def test_processes_give_what_the_model_gives(spread: str) -> None:
+    assert outputs("model", 3) == ["equal"] * 3
+
+
+def test_processes_without_access_to_each_other_give_the_same() -> None:
+    assert outputs("model", 2, UNISONO_ZERO_COPY="0") == ["equal"] * 2
+
+
+@pytest.mark.parametrize("per_host", ["0", "1"])
+def test_a_target_that_runs_no_python_is_used_all_the_same(per_host: str) -> None:
+    found = Counter(outputs("asleep", 3, UNISONO_RANKS_PER_HOST=per_host))
+    assert found == {"served": 2, "[100, 100]": 1}
+
+
+@pytest.mark.parametrize("per_host", ["0", "1"])
+@pytest.mark.parametrize("mode", ["killed", "target"])
+def test_a_dead_rank_is_named_and_nobody_waits_for_its_lock(mode: str, per_host: str) -> None:
+    found = outputs(mode, 3, 137, UNISONO_RANKS_PER_HOST=per_host)
+    assert set(found) == {"PeerLost of rank 0"}
+
+
+@pytest.mark.parametrize("per_host", ["0", "1"])
+def test_a_forked_child_leaves_the_window_to_its_parent(per_host: str) -> None:
+    assert outputs("forked", 2, UNISONO_RANKS_PER_HOST=per_host) == ["7"] * 2
