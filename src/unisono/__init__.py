@@ -61,7 +61,7 @@ _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
     from unisono import codecs, networks
-    from unisono import mpi as MPI  # noqa: N812
+    from unisono import mpi as MPI  # noqa: F401, N812
     from unisono.engine.backends import is_available
     from unisono.engine.environment.event_log import log
     from unisono.engine.group import (

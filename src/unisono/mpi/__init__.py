@@ -9,6 +9,7 @@ It needs no MPI and no mpi4py. A program that no launcher has started is one ran
 from __future__ import annotations
 
 import gc as _gc
+import typing as _typing
 from typing import Any
 
 from unisono.engine.environment import env as _env
@@ -112,10 +113,12 @@ def _name_constants() -> None:
             value.__module__ = __name__
 
 
-def __getattr__(name: str) -> Any:
-    from unisono.mpi.libraries import refused
+if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error
 
-    raise refused(__name__, name)
+    def __getattr__(name: str) -> Any:
+        from unisono.mpi.libraries import refused
+
+        raise refused(__name__, name)
 
 
 rc.read(_env.copy())

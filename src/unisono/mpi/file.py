@@ -98,8 +98,16 @@ class File(HasErrhandler, Handle):
 
     size, amode, group = property(Get_size), property(Get_amode), property(Get_group)
     info = property(Get_info, Set_info)
-    group_size = property(lambda self: self._open().comm.Get_size())
-    group_rank = property(lambda self: self._open().comm.Get_rank())
+
+    @property
+    def group_size(self) -> int:
+        """How many ranks have opened it."""
+        return self._open().comm.Get_size()  # type: ignore[no-any-return]
+
+    @property
+    def group_rank(self) -> int:
+        """This process's rank among them."""
+        return self._open().comm.Get_rank()  # type: ignore[no-any-return]
 
     @guarded.method
     def Sync(self) -> None:

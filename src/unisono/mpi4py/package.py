@@ -16,7 +16,7 @@ SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
 
 def get_include() -> str:
-    """The folder of the C headers. The one header there says that Unisono has no C interface."""
+    """Where the headers of mpi4py would be. There are none: Unisono has no communicators of C."""
     return os.path.join(SITE, "mpi4py", "include")
 
 
