@@ -201,7 +201,7 @@ class Message(tuple[Any, ...]):
         if found is None:
             return None
         message = cls(found)
-        message._nbytes = status.Get_elements(MPI.BYTE)  # type: ignore[attr-defined]
+        message._nbytes = status.Get_elements(MPI.BYTE)
         return message
 
 

@@ -119,7 +119,6 @@ class MPIPoolExecutor(_Mapping):
             their buffers out of band, so `use_pkl5` changes nothing.
     """
 
-
     def __init__(
         self, max_workers: int | None = None, initializer: Any = None, initargs: Any = (), **options: Any
     ) -> None:
