@@ -17,7 +17,7 @@ SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
 def get_include() -> str:
     """Where the headers of mpi4py would be. There are none: Unisono has no communicators of C."""
-    return os.path.join(SITE, "mpi4py", "include")
+    return os.path.join(SITE, "mpi4py")
 
 
 def get_config() -> dict[str, str]:

@@ -68,7 +68,7 @@ _ANSWERS = ("-prefix", "-version", "-mpi-library", "-mpi-std-version", "-mpi-lib
 
 def _answer(option: str) -> str:
     if option == "-prefix":
-        return os.path.dirname(get_include())
+        return get_include()
     if option == "-version":
         return f"mpi4py {__version__}"
     rc.initialize = rc.finalize = False
