@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from unisono.commands.cli import main
+from unisono.commands.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

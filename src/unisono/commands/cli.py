@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 COMMANDS = {
     "run": ("unisono.commands.launch", "start the ranks of a script, a module or a program"),
@@ -29,6 +30,18 @@ COMMANDS = {
 
 OLD_COMMANDS = {"demo": ("run", "-n", "4", "-m", "unisono.examples.language_model", "--lose-a-rank")}
 """Commands of before, each with what does the same now."""
+
+
+def program() -> NoReturn:
+    """The command `unisono`: run this process's command line and end at once.
+
+    Nothing of it has to be torn down, and a job of short programs would wait 20 ms for that.
+    """
+    status = main()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,8 +8,11 @@ It needs no MPI and no mpi4py. A program that no launcher has started is one ran
 
 from __future__ import annotations
 
+import gc as _gc
+import typing as _typing
 from typing import Any
 
+from unisono.engine.environment import env as _env
 from unisono.mpi import constants as _constants
 from unisono.mpi import handle as _handle
 from unisono.mpi.buffers import (
@@ -70,6 +73,7 @@ from unisono.mpi.errors import (
     Remove_error_code,
     Remove_error_string,
 )
+from unisono.mpi.file import FILE_NULL, File, Register_datarep
 from unisono.mpi.general_request import Grequest
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
@@ -110,7 +114,18 @@ def _name_constants() -> None:
             value.__module__ = __name__
 
 
+if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error
+
+    def __getattr__(name: str) -> Any:
+        from unisono.mpi.libraries import refused
+
+        raise refused(__name__, name)
+
+
+rc.read(_env.copy())
+pickle.read(_env.copy())
 if rc.initialize:
     Init_thread()
 _name_constants()
-del annotations, Any
+_gc.freeze()  # what the imports have made lives to the end; to look through it there would take 40 ms
+del annotations

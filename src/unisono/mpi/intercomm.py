@@ -296,7 +296,7 @@ class Intercomm(Comm):
     def alltoall(self, sendobj: Any) -> list[Any]:
         """Object i goes to rank i of the other side."""
         lane = self._alive().lane()
-        objects = list(sendobj)
+        objects = [None] * lane.size if sendobj is None else list(sendobj)
         if len(objects) != lane.size:
             raise ValueError(f"expecting {lane.size} items, got {len(objects)}")
         ranks = list(range(lane.size))

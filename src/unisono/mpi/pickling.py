@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle as _pickle  # noqa: TID251 - lowercase calls promise to send whatever pickles
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from unisono.mpi.byte_memory import buffer
@@ -22,6 +22,13 @@ class Pickle:
         self._dumps, self._loads = dumps or _pickle.dumps, loads or _pickle.loads
         self.PROTOCOL = _pickle.HIGHEST_PROTOCOL if protocol is None and dumps is None else protocol
         self.THRESHOLD = 1024**2 // 4 if threshold is None else threshold
+
+    def read(self, environ: Mapping[str, str]) -> None:
+        """Take MPI4PY_PICKLE_PROTOCOL and MPI4PY_PICKLE_THRESHOLD, as mpi4py does when MPI is imported."""
+        for name in ("PROTOCOL", "THRESHOLD"):
+            text = environ.get(f"MPI4PY_PICKLE_{name}", "")
+            if text.strip().isdecimal():
+                setattr(self, name, int(text))
 
     def dumps(self, obj: Any) -> Any:
         """The bytes of an object."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 from unisono.mpi.datatype import Datatype
 from unisono.mpi.handle import Handle
+from unisono.mpi.libraries import refused
 from unisono.mpi.status import Status
 from unisono.mpi.type_state import codes
 
@@ -33,16 +34,14 @@ def _sizeof(arg: Any) -> int:
     return _STATUS_BYTES if issubclass(kind, Status) else _HANDLE_BYTES
 
 
-def _addressof(arg: Any) -> int:
-    """A number that is this object's."""
-    _sizeof(arg)
-    return id(arg)
+def _addressof(arg: Any) -> NoReturn:  # noqa: ARG001
+    """Refused: what lies at an address of a library of MPI is not here."""
+    raise refused("unisono.MPI", "_addressof")
 
 
-def _handleof(arg: Any) -> int:
-    """The number of a handle, or that of a status."""
-    _sizeof(arg)
-    return id(arg) if isinstance(arg, Status) else arg.handle
+def _handleof(arg: Any) -> NoReturn:  # noqa: ARG001
+    """Refused: it is the handle of a library of MPI."""
+    raise refused("unisono.MPI", "_handleof")
 
 
 def _comm_lock_table(comm: Any) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono.errors import PlanError
 from unisono.plans.plan import Plan, Step
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from unisono.schedules.actions import TraceAction
 
 __all__ = ["is_file", "load", "read_actions", "save", "steps_in"]
@@ -38,6 +39,8 @@ def load(
         ValueError: it is wrong, or of another collective, size or root; the message names the file.
         PlanError: it deadlocks, or does what a plan cannot; the message names the rank and the step.
     """
+    from pathlib import Path  # every rank imports this module, and few read a file
+
     file = Path(file)
     if file.suffix not in SUFFIXES:
         raise ValueError(f"{file}: expected a name that ends in {' or '.join(SUFFIXES)}")
@@ -100,7 +103,7 @@ def read_actions(file: str | Path) -> list[list[TraceAction]]:
     Raises:
         OSError: a file cannot be read.  ValueError: it is wrong; the message names the file and the place.
     """
-    if Path(file).suffix == ".goal":
+    if str(file).endswith(".goal"):
         from unisono.schedules.goal import read_goal
 
         return read_goal(file)
@@ -117,6 +120,8 @@ def save(plan: Plan, file: str | Path, nbytes: int = 1 << 20) -> None:
     Raises:
         OSError: a file cannot be written.  ValueError: another suffix, or the format cannot say it.
     """
+    from pathlib import Path  # every rank imports this module, and few read a file
+
     file = Path(file)
     if file.suffix == ".xml":
         from unisono.schedules.msccl_writer import msccl

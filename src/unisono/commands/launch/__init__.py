@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from unisono.commands.launch.frontend import run
 from unisono.commands.launch.job import Job, add_arguments, job_from
@@ -46,6 +45,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _collect(file: str) -> None:
     """Make one program of what the ranks have recorded."""
+    from pathlib import Path
+
     from unisono.simulation.items import write_program
     from unisono.simulation.recording import program_of, read_parts
 

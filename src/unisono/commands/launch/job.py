@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from typing import Any, NamedTuple
 
+import unisono
 from unisono.engine.base.authentication import (
     JobToken,
     check_for_tls,
@@ -26,7 +27,9 @@ from unisono.engine.base.authentication import (
 from unisono.engine.base.limits import usable_cores
 from unisono.engine.environment import env
 from unisono.errors import LaunchError, message
-from unisono.virtual.environment import set_for_children
+
+MPI4PY = os.path.join(os.path.dirname(unisono.__file__), "mpi4py", "site")
+"""The folder in which the ranks of `--replace mpi4py` find that package: unisono.mpi4py.package.SITE."""
 
 STDOUT = 1
 STDERR = 2
@@ -58,7 +61,7 @@ class Job:
         join: addresses of a running group, which the ranks join; "": they form one.
         listen: where newcomers may come, HOST:PORT; "": at any port.
         grace_s: seconds for the other ranks to end by themselves after the first failure.
-        replace: the PyTorch backend that Unisono replaces in the ranks; "": the environment decides.
+        replace: what Unisono replaces in the ranks, "gloo" or "mpi4py"; "": the environment decides.
         json_errors: the file for the record of how the job ended; "": none.
         record: the file for the program of what the ranks have called; "": none.
         full_tracebacks: Unisono's own frames are shown, too.
@@ -182,7 +185,11 @@ def rank_environment(
         environ["UNISONO_JOIN"] = join or job.join
     if job.replace:
         environ["UNISONO_REPLACE"] = job.replace
+    if env.replaced_backend(environ) == "mpi4py":
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (MPI4PY, environ.get("PYTHONPATH", ""))))
     if job.gpus:
+        from unisono.virtual.environment import set_for_children  # a third of what a launcher imports
+
         gpus, memory, poison, check_streams = job.gpus
         set_for_children(environ, gpus, str(memory), poison=poison, check_streams=check_streams)
         environ["UNISONO_VIRTUAL_SHARED"] = shared
@@ -261,7 +268,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stdin", action="store_true", help="rank 0 reads this terminal or pipe; without it no rank does")
     add(
         "--replace", choices=env.REPLACEABLE,
-        help="PyTorch scripts that ask for this backend get Unisono (sets UNISONO_REPLACE)",
+        help="scripts that ask for this backend of PyTorch, or this package, get Unisono (UNISONO_REPLACE)",
     )  # fmt: skip
     add(
         *_both("--virtual-gpus"), metavar="N",
@@ -527,7 +534,7 @@ def _grace(seconds: float) -> float:
 
 def _check_replacement(backend: str | None, environ: Mapping[str, str]) -> str:
     """Refuse settings with which the ranks would silently use the backend that should be replaced."""
-    if backend and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+    if backend == "gloo" and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         raise LaunchError(
             f"--replace {backend} needs PyTorch's autoloading: unset TORCH_DEVICE_BACKEND_AUTOLOAD."
         )
@@ -615,7 +622,8 @@ def _command(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str,
             raise LaunchError(f"program {args.script!r} was not found or cannot be executed.")
         return (args.script, *args.args)
     if args.module:
-        _check_module(args.script)
+        replaced = args.replace or env.replaced_backend(environ)
+        _check_module(args.script, MPI4PY if replaced == "mpi4py" else "")
         return (sys.executable, "-m", args.script, *args.args)
     _check_script(args.script, environ)
     return (sys.executable, args.script, *args.args)
@@ -634,23 +642,27 @@ def _check_script(script: str, environ: Mapping[str, str]) -> None:
         raise LaunchError(f"script {script!r} cannot be read.")
 
 
-def _check_module(name: str) -> None:
-    """Find the module as python -m would, without running a line of it or of its packages."""
+def _check_module(name: str, first: str = "") -> None:
+    """Find the module as python -m would, without running a line of it or of its packages.
+
+    first: a folder that is in the ranks' PYTHONPATH before all others.
+    """
     parts = name.split(".")
     path: list[str] | None = None
     for depth in range(len(parts)):
-        found = _find(".".join(parts[: depth + 1]), path)
+        found = _find(".".join(parts[: depth + 1]), path, first)
         if found is None:
             raise LaunchError(f"module {name!r} was not found from {os.getcwd()}.")
         path = list(found.submodule_search_locations or []) or None
         if path is None and depth + 1 < len(parts):
             raise LaunchError(f"module {name!r} was not found: {parts[depth]!r} is not a package.")
-    if path is not None and _find(f"{name}.__main__", path) is None:
+    if path is not None and _find(f"{name}.__main__", path, first) is None:
         raise LaunchError(f"package {name!r} has no __main__ and cannot be run.")
 
 
-def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
-    sys.path.insert(0, os.getcwd())
+def _find(name: str, path: list[str] | None, first: str) -> ModuleSpec | None:
+    before = sys.path[:]
+    sys.path[:0] = [os.getcwd(), first] if first else [os.getcwd()]
     try:
         for finder in sys.meta_path:
             found = finder.find_spec(name, path)
@@ -659,5 +671,5 @@ def _find(name: str, path: list[str] | None) -> ModuleSpec | None:
     except (ImportError, AttributeError, ValueError):
         return None
     finally:
-        del sys.path[0]
+        sys.path[:] = before
     return None

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 IN_OPEN = 0x20
 LOAD_S = 0.1
@@ -64,16 +63,21 @@ def _family(pid: int) -> Iterator[int]:
     """A process and its descendants."""
     yield pid
     with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            yield from _family(int(child))
+        for child in map(int, _read(f"/proc/{pid}/task/{pid}/children").split()):
+            yield from _family(child)
 
 
 def _alone(pid: int) -> bool:
     """Whether a process has loaded mpi4py, and no launcher of MPI has started it."""
     try:
-        loaded = b"/mpi4py/MPI." in Path(f"/proc/{pid}/maps").read_bytes()
+        loaded = b"/mpi4py/MPI." in _read(f"/proc/{pid}/maps")
         return loaded and not any(
-            part.startswith(LAUNCHED) for part in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            part.startswith(LAUNCHED) for part in _read(f"/proc/{pid}/environ").split(b"\0")
         )
     except OSError:  # it has ended
         return False
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

@@ -118,8 +118,8 @@ class Supervisor:
             self._mpi.close()
             self._say(
                 f"rank {self._ranks[alone].rank} uses mpi4py, and this launcher starts no MPI "
-                f"job: each process is alone in it, rank 0 of 1. Start the program with MPI's launcher, "
-                f"mpiexec -n {size} (or mpirun), or meet by unisono.init_process_group()."
+                f"job: each process is alone in it, rank 0 of 1. Run it on Unisono, unisono run --replace "
+                f"mpi4py -n {size}, or with MPI's launcher, mpiexec -n {size} (or mpirun)."
             )
 
     def _wake(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import ipaddress
 import os
 import socket
 import struct
@@ -52,7 +51,8 @@ def interfaces() -> list[NetworkInterface]:
         for line in table:
             digits, _, _, scope, _, name = line.split()
             if int(scope, 16) != LINK_LOCAL_SCOPE:
-                found.append(NetworkInterface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
+                address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+                found.append(NetworkInterface(name, address))
     return [each for each in found if each.name in up]
 
 
@@ -171,7 +171,7 @@ def via(target: str) -> str:
 
 def is_loopback(address: str) -> bool:
     """Whether only this host can reach that numeric address."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    return address.startswith("127.") or address == "::1"
 
 
 def listen(settings: Settings, address: str) -> socket.socket:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 import socket
-from pathlib import Path
 
 from unisono.engine.bootstrap.init_method import InitMethod
 from unisono.engine.bootstrap.interfaces import is_loopback, local_address
@@ -95,7 +94,8 @@ def _starter() -> str:
     pid = "self"
     while True:
         try:
-            text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            with open(f"/proc/{pid}/stat", errors="replace") as file:
+                text = file.read()
         except OSError:  # this process may not see it
             return ""
         own, _, rest = text.partition(" (")

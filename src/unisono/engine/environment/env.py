@@ -53,8 +53,8 @@ LOG_LEVELS = ("off", "info", "debug")
 OTHER_LEVELS = {"trace": "debug", "detail": "debug", "version": "off", "warn": "off", "abort": "off"}
 """Words of NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG, and what they mean here."""
 LOG_SIGNALS = ("HUP", "USR1", "USR2", "WINCH")
-REPLACEABLE = ("gloo",)
-"""Backends of PyTorch that Unisono can replace."""
+REPLACEABLE = ("gloo", "mpi4py")
+"""What Unisono can replace: a backend of PyTorch, and a package."""
 
 
 def _whole_number(least: int, most: int) -> Parser:
@@ -285,7 +285,7 @@ VARIABLES = _table(
     ),
     EnvironmentVariable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache if it is not set"),
     EnvironmentVariable(
-        "UNISONO_REPLACE", "replace", _backend, "PyTorch backend that Unisono replaces: gloo"
+        "UNISONO_REPLACE", "replace", _backend, "what Unisono replaces: gloo (of PyTorch) or mpi4py"
     ),
     EnvironmentVariable(
         "UNISONO_VIRTUAL_GPUS", "virtual_gpus", _whole_number(0, 64), "number of virtual GPUs"

@@ -1,0 +1,289 @@
+"""`File`: MPI-IO on files of POSIX.
+
+Every rank opens the file itself and reads and writes its own bytes. Ranks meet where MPI says that a call is
+collective and its result depends on them: to open, to close, to size a file, and to move the shared pointer.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from unisono.mpi import constants
+from unisono.mpi.datatype import Datatype
+from unisono.mpi.errors import Exception, HasErrhandler, whole
+from unisono.mpi.file_access import NOT_BOTH, OpenFile, guarded, opened
+from unisono.mpi.file_storage import classed
+from unisono.mpi.file_view import View
+from unisono.mpi.group import Group
+from unisono.mpi.handle import Handle, State
+from unisono.mpi.info import INFO_NULL, Info
+from unisono.mpi.message_spec import simple
+from unisono.mpi.named_types import NAMED
+from unisono.mpi.request import Request
+from unisono.mpi.status import Status
+
+BYTE = NAMED["BYTE"]
+
+
+class File(HasErrhandler, Handle):
+    """A file that the ranks of a communicator have opened together."""
+
+    _state: Any
+    _null = constants.ERR_FILE
+
+    def _alive(self) -> Any:
+        if self._state is None and self is not FILE_NULL:
+            raise Exception(constants.ERR_FILE, "the file is closed, or null")
+        return _default if self._state is None else self._state
+
+    def _open(self) -> OpenFile:
+        if self._state is None:
+            raise Exception(constants.ERR_FILE, "the file is closed, or null")
+        return self._state  # type: ignore[no-any-return]
+
+    # ---- the file
+
+    @classmethod
+    def Open(cls, comm: Any, filename: Any, amode: int = constants.MODE_RDONLY, info: Any = INFO_NULL) -> Any:
+        """Open a file. All ranks of `comm` call it; it fails on all of them, or on none."""
+        file = cls()
+        with guarded(FILE_NULL):
+            file._state = opened(comm, os.fsdecode(filename), whole(amode, "amode"), info)
+        file._state.handler = _default.handler
+        return file
+
+    @guarded.method
+    def Close(self) -> None:
+        """Close it. Collective; with MODE_DELETE_ON_CLOSE it is then removed."""
+        state, self._state = self._open(), None
+        state.close()
+
+    @classmethod
+    def Delete(cls, filename: Any, info: Any = INFO_NULL) -> None:  # noqa: ARG003 (no hint has an effect)
+        """Remove a file that is not open."""
+        with guarded(FILE_NULL), classed(os.fsdecode(filename)):
+            os.unlink(filename)
+
+    @guarded.method
+    def Set_size(self, size: int) -> None:
+        """Set its size in bytes. Collective."""
+        self._open().resize(whole(size, "size"), os.ftruncate)
+
+    @guarded.method
+    def Preallocate(self, size: int) -> None:
+        """Make sure that the first `size` bytes have room on the disk. Collective."""
+        self._open().resize(whole(size, "size"), lambda fd, n: os.posix_fallocate(fd, 0, n) if n else None)
+
+    @guarded.method
+    def Get_size(self) -> int:
+        """Its size in bytes."""
+        return os.fstat(self._open().fd).st_size
+
+    def Get_amode(self) -> int:
+        """How it was opened."""
+        return self._open().amode
+
+    def Get_group(self) -> Group:
+        """The ranks that have opened it."""
+        return self._open().comm.Get_group()  # type: ignore[no-any-return]
+
+    def Get_info(self) -> Info:
+        """Its hints. None has an effect."""
+        return Info.Create(self._open().info)
+
+    def Set_info(self, info: Info) -> None:
+        """Set hints."""
+        self._open().info.update(dict(info.items()))
+
+    size, amode, group = property(Get_size), property(Get_amode), property(Get_group)
+    info = property(Get_info, Set_info)
+
+    @property
+    def group_size(self) -> int:
+        """How many ranks have opened it."""
+        return self._open().comm.Get_size()  # type: ignore[no-any-return]
+
+    @property
+    def group_rank(self) -> int:
+        """This process's rank among them."""
+        return self._open().comm.Get_rank()  # type: ignore[no-any-return]
+
+    @guarded.method
+    def Sync(self) -> None:
+        """Let what this rank has written reach the disk, and other hosts. Collective."""
+        state = self._open()
+        os.fsync(state.fd)
+        state.comm.Barrier()
+
+    def Get_atomicity(self) -> bool:
+        """Whether each access is whole for the others."""
+        return self._open().atomic
+
+    @guarded.method
+    def Set_atomicity(self, flag: bool) -> None:
+        """Lock the bytes of each access. Collective."""
+        state = self._open()
+        state.comm.Barrier()
+        state.atomic = bool(flag)
+
+    atomicity = property(Get_atomicity, Set_atomicity)
+
+    # ---- the view
+
+    @guarded.method
+    def Set_view(
+        self,
+        disp: int = 0,
+        etype: Datatype = BYTE,
+        filetype: Datatype | None = None,
+        datarep: str = "native",
+        info: Info = INFO_NULL,  # noqa: ARG002 (no hint has an effect)
+    ) -> None:
+        """See the bytes that `filetype` covers, from byte `disp` on, in items of `etype`. Collective."""
+        state, filetype = self._open(), etype if filetype is None else filetype
+        if disp == constants.DISPLACEMENT_CURRENT and state.amode & constants.MODE_SEQUENTIAL:
+            disp = state.byte_offset(state.shared.add(0))
+        item, seen = etype._alive(), filetype._alive()
+        if datarep not in ("native", "internal", "external32"):
+            raise Exception(constants.ERR_UNSUPPORTED_DATAREP, f"there is no data representation {datarep!r}")
+        if disp < 0 or not item.size or seen.size % item.size:
+            raise Exception(
+                constants.ERR_ARG, f"disp {disp}, filetype of {seen.size} bytes, etype of {item.size} bytes"
+            )
+        state.see(disp, (etype, filetype, datarep), View(disp, seen.layout), item.size)
+
+    def Get_view(self) -> tuple[int, Datatype, Datatype, str]:
+        """(disp, etype, filetype, datarep)."""
+        state = self._open()
+        etype, filetype, datarep = state.types
+        return state.displacement, Datatype(etype), Datatype(filetype), datarep
+
+    @guarded.method
+    def Get_byte_offset(self, offset: int) -> int:
+        """Where an item of the view lies in the file."""
+        return self._open().byte_offset(_positive(offset))
+
+    def Get_type_extent(self, datatype: Datatype) -> int:
+        """Bytes from one item to the next in the file."""
+        self._open()
+        return datatype.Get_extent()[1]
+
+    # ---- the pointers
+
+    @guarded.method
+    def Seek(self, offset: int, whence: int = constants.SEEK_SET) -> None:
+        """Set this rank's pointer, in items."""
+        state = self._open()
+        state.refuse(constants.MODE_SEQUENTIAL)
+        state.position = state.sought(offset, whence, state.position)
+
+    @guarded.method
+    def Get_position(self) -> int:
+        """This rank's pointer, in items."""
+        self._open().refuse(constants.MODE_SEQUENTIAL)
+        return self._open().position
+
+    @guarded.method
+    def Seek_shared(self, offset: int, whence: int = constants.SEEK_SET) -> None:
+        """Set the shared pointer, in items. Collective."""
+        state = self._open()
+        state.refuse(constants.MODE_SEQUENTIAL)
+        state.move_shared(offset, whence)
+
+    @guarded.method
+    def Get_position_shared(self) -> int:
+        """The shared pointer, in items."""
+        self._open().refuse(constants.MODE_SEQUENTIAL)
+        return self._open().shared.add(0)
+
+    # ---- data: the other methods are made below
+
+    def _access(self, call: str, at: tuple[int, ...], buf: Any) -> int:
+        """Read or write a buffer as the name of a method says; how many bytes."""
+        block = simple(buf, writable=call.startswith("Read"))
+        return self._open().access(call, block, *map(_positive, at))
+
+
+def _positive(offset: int) -> int:
+    if whole(offset, "offset") < 0:
+        raise Exception(constants.ERR_ARG, f"offset {offset} is negative")
+    return offset
+
+
+def _fill(status: Status | None, nbytes: int) -> None:
+    if status is not None:
+        status._set(constants.ANY_SOURCE, constants.ANY_TAG, nbytes)
+
+
+def _blocking(call: str) -> Any:
+    number = call.count("_at")  # of arguments before the buffer
+
+    def method(self: File, *args: Any, status: Status | None = None) -> None:
+        at, buf, *more = args[:number], *args[number:]
+        with guarded(self):
+            _fill(more[0] if more else status, self._access(call, at, buf))
+
+    return method
+
+
+def _started(call: str) -> Any:
+    number = call.count("_at")
+
+    def method(self: File, *args: Any) -> Any:
+        at, buf = args[:number], args[number]
+        with guarded(self):
+            block = simple(buf, writable=call.startswith("Read"))
+            return Request._for(self._open().start(call, block, *map(_positive, at)))
+
+    return method
+
+
+def _begun(call: str) -> Any:
+    number = call.count("_at")
+
+    def method(self: File, *args: Any) -> None:
+        with guarded(self):
+            self._open().begin()
+            self._open().split = call, self._access(call, args[:number], args[number])
+
+    return method
+
+
+def _ended(call: str) -> Any:
+    def method(self: File, buf: Any, status: Status | None = None) -> None:  # noqa: ARG001 (`begin` has used it)
+        with guarded(self):
+            _fill(status, self._open().end(call))
+
+    return method
+
+
+def _make_methods() -> None:
+    """Read and Write: at an offset, at a pointer, at the shared one, in the order of ranks, by all ranks."""
+    kinds = {
+        "": "at this rank's pointer", "_at": "at an offset", "_shared": "at the shared pointer",
+        "_all": "at this rank's pointer, collective", "_at_all": "at an offset, collective",
+        "_ordered": "at the shared pointer, in the order of ranks, collective",
+    }  # fmt: skip
+    for call, where in ((verb + kind, text) for verb in ("Read", "Write") for kind, text in kinds.items()):
+        forms: list[tuple[str, Any, str]] = [(call, _blocking, "")]
+        if not call.endswith("_ordered"):
+            forms.append(("I" + call.lower(), _started, ", without waiting; returns a Request"))
+        if call.endswith(NOT_BOTH):
+            forms += [(call + "_begin", _begun, "; begin"), (call + "_end", _ended, "; end")]
+        for name, form, more in forms:
+            method = form(call)
+            method.__name__, method.__qualname__ = name, f"File.{name}"
+            method.__doc__ = f"{call.partition('_')[0]} {where}{more}."
+            setattr(File, name, method)
+
+
+_make_methods()
+FILE_NULL = File()
+_default: Any = State()
+_default.handler = None
+
+
+def Register_datarep(datarep: str, read_fn: Any, write_fn: Any, extent_fn: Any) -> None:
+    """Refused: files are native, or external32."""
+    raise NotImplementedError(f"data representation {datarep!r}: files are native, internal or external32")

@@ -1,0 +1,142 @@
+"""mpi4py.util.dtlib: datatypes of NumPy as datatypes of MPI, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unisono import MPI
+
+__all__ = ["from_numpy_dtype", "to_numpy_dtype"]
+
+_PAIRS = ("SHORT", "INT", "LONG", "FLOAT", "DOUBLE", "LONG_DOUBLE")
+
+
+def from_numpy_dtype(dtype: Any) -> Any:
+    """The MPI datatype of a NumPy dtype: elementary, with fields, or a subarray.
+
+    Raises:
+        ValueError: it has Python objects or another byte order; MPI has no such type.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise ValueError("NumPy datatype with object entries")
+    if not dtype.isnative:
+        raise ValueError("NumPy datatype with non-native byteorder")
+    if dtype.fields:
+        fields = [dtype.fields[name] for name in dtype.names or ()]
+        types = [from_numpy_dtype(field[0]) for field in fields]
+        whole = MPI.Datatype.Create_struct([1] * len(fields), [field[1] for field in fields], types)
+        return whole.Create_resized(0, dtype.itemsize)
+    if dtype.subdtype:
+        base, shape = dtype.subdtype
+        one = from_numpy_dtype(base)
+        if len(shape) == 1:
+            return one.Create_contiguous(shape[0])
+        return one.Create_subarray(shape, shape, (0,) * len(shape))
+    return MPI.Datatype.fromcode(dtype.char).Dup()
+
+
+def to_numpy_dtype(datatype: Any) -> Any:
+    """The NumPy dtype of an MPI datatype: one item of its extent.
+
+    Raises:
+        ValueError: it is null, or lies in memory as no dtype can (a subarray of a larger array).
+    """
+    if datatype == MPI.DATATYPE_NULL:
+        raise ValueError("cannot convert null MPI datatype to NumPy")
+    if datatype.combiner == MPI.COMBINER_NAMED or _is_f90(datatype):
+        return _elementary(datatype)
+    basetype, _, info = datatype.decode()
+    return _derived(datatype, basetype, info)
+
+
+def _is_f90(datatype: Any) -> bool:
+    return datatype.combiner in (
+        MPI.COMBINER_F90_INTEGER,
+        MPI.COMBINER_F90_REAL,
+        MPI.COMBINER_F90_COMPLEX,
+    )
+
+
+def _elementary(datatype: Any) -> Any:
+    for name in _PAIRS:
+        if datatype == getattr(MPI, f"{name}_INT"):
+            value = getattr(MPI, name).typechar
+            return np.dtype(f"{value},i", align=True)
+    if not datatype.typechar or datatype.typechar == "V":
+        raise ValueError("cannot convert MPI datatype to NumPy")
+    return np.dtype(datatype.typechar)
+
+
+def _derived(datatype: Any, basetype: Any, info: dict[str, Any]) -> Any:
+    kind = datatype.combiner
+    if kind == MPI.COMBINER_DUP:
+        return to_numpy_dtype(basetype)
+    if kind == MPI.COMBINER_CONTIGUOUS:
+        return np.dtype((to_numpy_dtype(basetype), (info["count"],)))
+    if kind == MPI.COMBINER_SUBARRAY:
+        return _subarray(basetype, info)
+    if kind == MPI.COMBINER_RESIZED and basetype.combiner == MPI.COMBINER_STRUCT:
+        return _struct(basetype.decode()[2], datatype.extent, _is_aligned(basetype, info["extent"]))
+    if kind == MPI.COMBINER_STRUCT:
+        return _struct(info, datatype.extent, True)
+    places = _places(kind, basetype, info)
+    if places is None:
+        raise ValueError("cannot convert MPI datatype to NumPy")
+    one, (lengths, offsets) = to_numpy_dtype(basetype), places
+    fields: Any = {
+        "names": [f"f{i}" for i in range(len(lengths))],
+        "formats": [(one, (length,)) for length in lengths],
+        "offsets": offsets,
+        "aligned": all(_is_aligned(basetype, offset) for offset in offsets),
+    }
+    if kind in (MPI.COMBINER_VECTOR, MPI.COMBINER_HVECTOR):
+        fields["itemsize"] = datatype.extent
+    return np.dtype(fields)
+
+
+def _subarray(basetype: Any, info: dict[str, Any]) -> Any:
+    sizes = info["sizes"]
+    if info["subsizes"] != sizes or any(info["starts"]):
+        raise ValueError("cannot convert subarray MPI datatype to NumPy")
+    shape = sizes[::-1] if info["order"] == MPI.ORDER_FORTRAN else sizes
+    return np.dtype((to_numpy_dtype(basetype), tuple(shape)))
+
+
+def _struct(info: dict[str, Any], itemsize: int, aligned: bool) -> Any:
+    types, lengths, offsets = info["datatypes"], info["blocklengths"], info["displacements"]
+    one = [to_numpy_dtype(each) for each in types]
+    return np.dtype(
+        {
+            "names": [f"f{i}" for i in range(len(types))],
+            "formats": [d if n == 1 else (d, n) for d, n in zip(one, lengths, strict=True)],
+            "offsets": offsets,
+            "itemsize": itemsize,
+            "aligned": aligned and all(map(_is_aligned, types, offsets)),
+        }
+    )
+
+
+def _places(kind: int, basetype: Any, info: dict[str, Any]) -> tuple[list[int], list[int]] | None:
+    """Elements and byte offsets of the blocks of a vector or an indexed type; None: it is neither."""
+    extent = basetype.extent
+    if kind in (MPI.COMBINER_VECTOR, MPI.COMBINER_HVECTOR):
+        stride = info["stride"] * (extent if kind == MPI.COMBINER_VECTOR else 1)
+        return [info["blocklength"]] * info["count"], [stride * i for i in range(info["count"])]
+    scale = extent if kind in (MPI.COMBINER_INDEXED, MPI.COMBINER_INDEXED_BLOCK) else 1
+    if kind in (MPI.COMBINER_INDEXED, MPI.COMBINER_HINDEXED):
+        return info["blocklengths"], [d * scale for d in info["displacements"]]
+    if kind in (MPI.COMBINER_INDEXED_BLOCK, MPI.COMBINER_HINDEXED_BLOCK):
+        offsets = [d * scale for d in info["displacements"]]
+        return [info["blocklength"]] * len(offsets), offsets
+    return None
+
+
+def _is_aligned(datatype: Any, offset: int = 0) -> bool:
+    """Whether all elements of an item at a byte offset lie at multiples of their alignment."""
+    try:
+        return bool(offset % to_numpy_dtype(datatype).alignment == 0)
+    except ValueError:
+        return False

@@ -1,0 +1,62 @@
+"""`rc`: settings that a program makes before it imports `MPI`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_DEFAULTS: dict[str, Any] = {
+    "initialize": True, "threads": True, "thread_level": "multiple", "finalize": None, "fast_reduce": True,
+    "recv_mprobe": True, "irecv_bufsz": 32768, "errors": "exception",
+}  # fmt: skip
+
+_TRUE, _FALSE = ("1", "true", "yes", "on", "y"), ("0", "false", "no", "off", "n")
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "irecv_bufsz":
+        return int(text)
+    return text.lower() in _TRUE if text.lower() in _TRUE + _FALSE else text
+
+
+class Rc:
+    """initialize: whether the import begins MPI.  finalize: whether the program's end ends it (None: yes).
+
+    The other settings are those of mpi4py, and have no effect.
+    """
+
+    initialize: bool
+    finalize: bool | None
+
+    def __init__(self, **settings: Any) -> None:
+        self(**settings)
+
+    def __call__(self, **settings: Any) -> None:
+        """Change settings."""
+        for name, value in settings.items():
+            if name not in _DEFAULTS:
+                raise TypeError(f"unexpected argument {name!r}")
+            setattr(self, name, value)
+
+    def read(self, environ: Mapping[str, str]) -> None:
+        """Take the settings of MPI4PY_RC_INITIALIZE and so on, as mpi4py does when MPI is imported."""
+        for name in _DEFAULTS:
+            text = environ.get(f"MPI4PY_RC_{name.upper()}", "").strip()
+            if text:
+                setattr(self, name, _value(name, text))
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _DEFAULTS:
+            raise AttributeError(f"rc has no attribute {name!r}")
+        return _DEFAULTS[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _DEFAULTS:
+            raise TypeError(f"unexpected attribute {name!r}")
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        return f"rc({', '.join(f'{name}={getattr(self, name)!r}' for name in _DEFAULTS)})"
+
+
+rc = Rc()

@@ -1,0 +1,7 @@
+"""mpi4py.MPI is unisono.MPI."""
+
+import sys
+
+from unisono import MPI
+
+sys.modules[__name__] = MPI
