@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from unisono import _native
 from unisono.engine.operations.reduction import ReduceOp
-from unisono.engine.store import Store
 
 if TYPE_CHECKING:
     from unisono.engine.group.group import Group
