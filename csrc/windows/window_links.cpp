@@ -30,7 +30,7 @@ bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || 
 // One thread at a time asks through a link.
 class WindowLinks::Turn {
  public:
-  Turn(Link& link, const WindowLimits& limits) : link_(link) {
+  Turn(WindowLink& link, const WindowLimits& limits) : link_(link) {
     if (link.asker.load(std::memory_order_relaxed) == std::this_thread::get_id())
       throw std::runtime_error("called from a signal handler while a call of the same window is under way");
     if (!link.turn.try_lock()) {
@@ -47,7 +47,7 @@ class WindowLinks::Turn {
   Turn& operator=(const Turn&) = delete;
 
  private:
-  Link& link_;
+  WindowLink& link_;
 };
 
 // How one call waits for its socket.
@@ -116,7 +116,7 @@ void WindowLinks::connect(FileDescriptors asking, FileDescriptors serving) {
   links_.resize(asking.size());
   for (size_t peer = 0; peer < asking.size(); ++peer) {
     if (asking[peer] < 0) continue;
-    links_[peer] = std::make_unique<Link>();
+    links_[peer] = std::make_unique<WindowLink>();
     links_[peer]->peer = static_cast<int>(peer);
     links_[peer]->asking = std::move(asking[peer]);
     links_[peer]->serving = std::move(serving[peer]);
@@ -161,7 +161,7 @@ void WindowLinks::sleep(int, Nanoseconds slice, uint32_t epoch) {
 
 WindowReply WindowLinks::ask(int peer, const WindowRequest& request, std::span<const unsigned char> bytes,
                              std::span<unsigned char> into, bool replies, const WindowLimits& limits) {
-  Link& link = at(peer);
+  WindowLink& link = at(peer);
   const Turn turn(link, limits);
   Patience patience(*this, peer, limits);
   send(link, patience, request, bytes);
@@ -183,7 +183,7 @@ WindowReply WindowLinks::ask(int peer, const WindowRequest& request, std::span<c
 }
 
 void WindowLinks::flush(int peer, const WindowLimits& limits) {
-  Link& link = at(peer);
+  WindowLink& link = at(peer);
   const Turn turn(link, limits);
   if (link.unanswered == 0) return;
   Patience patience(*this, peer, limits);
@@ -191,11 +191,11 @@ void WindowLinks::flush(int peer, const WindowLimits& limits) {
 }
 
 // Reads replies until `left` are still to come.
-void WindowLinks::settle(Link& link, Patience& patience, size_t left) {
+void WindowLinks::settle(WindowLink& link, Patience& patience, size_t left) {
   while (link.unanswered > left) read_reply(link, patience);
 }
 
-WindowReply WindowLinks::read_reply(Link& link, Patience& patience) {
+WindowReply WindowLinks::read_reply(WindowLink& link, Patience& patience) {
   WindowReply reply;
   receive(link, patience, &reply, sizeof reply);
   --link.unanswered;
@@ -206,7 +206,7 @@ WindowReply WindowLinks::read_reply(Link& link, Patience& patience) {
   patience.fail(fault);
 }
 
-void WindowLinks::send(Link& link, Patience& patience, const WindowRequest& request,
+void WindowLinks::send(WindowLink& link, Patience& patience, const WindowRequest& request,
                        std::span<const unsigned char> bytes) {
   const size_t total = sizeof request + bytes.size();
   for (size_t sent = 0; sent < total;) {
@@ -229,7 +229,7 @@ void WindowLinks::send(Link& link, Patience& patience, const WindowRequest& requ
   }
 }
 
-void WindowLinks::receive(Link& link, Patience& patience, void* into, size_t nbytes) {
+void WindowLinks::receive(WindowLink& link, Patience& patience, void* into, size_t nbytes) {
   for (auto* to = static_cast<unsigned char*>(into); nbytes > 0;) {
     const ssize_t got = recv(link.asking, to, nbytes, MSG_DONTWAIT);
     if (got > 0) {

@@ -54,7 +54,7 @@ class WindowLinks final : public SocketPoller {
   bool ended(int peer) const override { return links_[static_cast<size_t>(peer)]->ended.load(); }
 
  private:
-  struct Link {
+  struct WindowLink {
     int peer;
     FileDescriptor asking, serving;
     std::mutex turn;  // held by the thread that asks
@@ -66,19 +66,19 @@ class WindowLinks final : public SocketPoller {
   };
   class Turn;
   class Patience;
-  Link& at(int peer) { return *links_[static_cast<size_t>(peer)]; }
-  void send(Link& link, Patience& patience, const WindowRequest& request,
+  WindowLink& at(int peer) { return *links_[static_cast<size_t>(peer)]; }
+  void send(WindowLink& link, Patience& patience, const WindowRequest& request,
             std::span<const unsigned char> bytes);
-  void receive(Link& link, Patience& patience, void* into, size_t nbytes);
-  WindowReply read_reply(Link& link, Patience& patience);
-  void settle(Link& link, Patience& patience, size_t left);
+  void receive(WindowLink& link, Patience& patience, void* into, size_t nbytes);
+  WindowReply read_reply(WindowLink& link, Patience& patience);
+  void settle(WindowLink& link, Patience& patience, size_t left);
   void serve(int peer);
 
   const WaitContext context_;
   Window& window_;
   const pid_t owner_;
   std::atomic<bool> ending_{false};
-  std::vector<std::unique_ptr<Link>> links_;  // by rank; nullptr: none is needed
+  std::vector<std::unique_ptr<WindowLink>> links_;  // by rank; nullptr: none is needed
 };
 
 }  // namespace unisono

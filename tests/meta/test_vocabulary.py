@@ -30,12 +30,19 @@ SHARED = {
     "Span": "a public name: a stretch of a simulation's timeline; and one of a pipeline's",
     "Traits": "specialisations of one template",
     "UnexpectedMessage": "the same thing in both languages: a message that no receive matches",
+    "Window": "the same thing in both languages: memory that ranks read and write",
     "Wait": "a public name: a simulated rank waits for a call; and a client of a store waits for a key",
 }
 
 
+GIVEN = ("mpi", "mpi4py")
+"""Packages whose names are those of MPI and mpi4py."""
+
+
 def python_types() -> Iterator[tuple[str, str]]:
     for file in sorted((ROOT / "src").rglob("*.py")):
+        if file.relative_to(ROOT / "src" / "unisono").parts[0] in GIVEN:
+            continue
         for name in PYTHON.findall(file.read_text()):
             yield name, str(file.relative_to(ROOT))
 

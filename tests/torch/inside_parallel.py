@@ -13,7 +13,14 @@ from unisono.parallel.context.layout import PositionSpan
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.collectives import CollectiveCosts, LinkCosts, RankGroups
 from unisono.parallel.costs.forecast import ForecastCheck
-from unisono.parallel.costs.operators import PRICED, HostStarts, OperatorPoint, OperatorPrices, point_of
+from unisono.parallel.costs.operators import (
+    PRICED,
+    HostStarts,
+    OperatorPoint,
+    OperatorPrices,
+    TracedOperator,
+    point_of,
+)
 from unisono.parallel.costs.step_parts import HostPrices, ParameterSizes, StageStarts, StepParts
 from unisono.parallel.costs.step_time import (
     COMPARED,
@@ -26,7 +33,7 @@ from unisono.parallel.costs.step_time import (
     step_forecast,
 )
 from unisono.parallel.costs.task import TrainingTask
-from unisono.parallel.costs.trace import NO_UNIT, TracedOperator, TracedStep, trace_step, trace_update
+from unisono.parallel.costs.trace import NO_UNIT, TracedStep, trace_step, trace_update
 from unisono.parallel.experts import spread
 from unisono.parallel.graph.program import Ref, template
 from unisono.parallel.graph.proof import prove as prove_cut

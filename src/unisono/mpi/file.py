@@ -31,6 +31,7 @@ class File(HasErrhandler, Handle):
 
     _state: Any
     _null = constants.ERR_FILE
+    _null_file: Any = None  # FILE_NULL, whose error handler counts once a file is closed
 
     def _alive(self) -> Any:
         if self._state is None and self is not FILE_NULL:
@@ -280,6 +281,7 @@ def _make_methods() -> None:
 
 _make_methods()
 FILE_NULL = File()
+File._null_file = FILE_NULL
 _default: Any = State()
 _default.handler = None
 

@@ -57,7 +57,8 @@ class guarded(contextlib.ContextDecorator):
 
     def __exit__(self, _kind: Any, error: Any, _traceback: Any) -> None:
         if isinstance(error, Exception):
-            errors.call(self._file if self._file._state is not None else _null_file(), error.Get_error_code())
+            open_file = self._file if self._file._state is not None else self._file._null_file
+            errors.call(open_file, error.Get_error_code())
 
     @staticmethod
     def method(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,12 +71,6 @@ class guarded(contextlib.ContextDecorator):
                 return function(self, *args, **options)
 
         return guard
-
-
-def _null_file() -> Any:
-    from unisono.mpi.file import FILE_NULL
-
-    return FILE_NULL
 
 
 def opened(comm: Any, path: str, amode: int, info: Any) -> OpenFile:

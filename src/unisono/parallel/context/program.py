@@ -26,7 +26,15 @@ from torch import Tensor, nn
 from unisono.parallel.costs.collectives import Link
 from unisono.parallel.generators import drawing, drawn_seed, seed_of
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.graph.executor import ForwardCall, Insertion, RunningModel, Step, Values, operator, unit
+from unisono.parallel.graph.executor import (
+    ForwardCall,
+    Insertion,
+    RunningModel,
+    RunStep,
+    Values,
+    operator,
+    unit,
+)
 from unisono.parallel.graph.noted_call import EXPERT_LIST
 from unisono.parallel.graph.program import HOOKS, Ref, refs, replayed, writes_of, written_in
 from unisono.parallel.graph.rules import DRAWS, slice_of
@@ -371,7 +379,7 @@ class ContextProgram(StageProgram):
                 step.taken[number] = parts[number, place]
         return inputs
 
-    def _prepared(self, stage: Stage, bounds: Sequence[int]) -> list[Step]:
+    def _prepared(self, stage: Stage, bounds: Sequence[int]) -> list[RunStep]:
         """The steps of a stage, and of operators that any stage can run."""
         proved = {item.first: self._proved[item.first] for item in stage.items}
         last = {value: number for number in sorted(proved) for value in proved[number].used}
@@ -381,14 +389,14 @@ class ContextProgram(StageProgram):
             for frame in self.graph.frames
             if frame.path in self._axis.units and bounds[0] <= frame.first < frame.last <= bounds[1]
         }
-        inputs = [Step(functools.partial(self._take, self._parts))] if self._parts else []
+        inputs = [RunStep(functools.partial(self._take, self._parts))] if self._parts else []
         return inputs + self._within(proved, 0, len(self.graph.nodes), called, last)
 
     def _within(
         self, proved: dict[int, ProgramStep], first: int, stop: int, units: set[int], last: dict[int, int]
-    ) -> list[Step]:
+    ) -> list[RunStep]:
         """The steps of operators [first, stop), each with the values that it is the last to take."""
-        graph, found, at = self.graph, list[Step](), first
+        graph, found, at = self.graph, list[RunStep](), first
         while at < stop:
             called = next((number for number in graph.nodes[at].frames if number in units), None)
             end = at + 1 if called is None else graph.frames[called].last
@@ -405,15 +413,15 @@ class ContextProgram(StageProgram):
         return found
 
     def _unit(
-        self, number: int, within: Sequence[Step], steps: Sequence[ProgramStep], last: dict[int, int]
-    ) -> Step:
+        self, number: int, within: Sequence[RunStep], steps: Sequence[ProgramStep], last: dict[int, int]
+    ) -> RunStep:
         frame, values = self.graph.frames[number], self.graph.values
         made = [value for step in steps for value in step.made]
         used = {value for step in steps for value in step.used} - {*made}
         reads = [n for n in sorted(used) if n >= len(values) or values[n].kind in ("operator", "input")]
         return unit(frame, within, reads, [n for n in made if last.get(n, -1) >= frame.last])
 
-    def _step_of(self, step: ProgramStep) -> Step:
+    def _step_of(self, step: ProgramStep) -> RunStep:
         node, of = step.node, functools.partial
         return operator(
             node,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from unisono.planner.compute_calibration import ComputeCalibration
     from unisono.planner.hardware import Hardware
 
+    from .operators import TracedOperator
     from .task import TrainingTask
-    from .trace import TracedOperator
 
 __all__ = ["HostPricing", "ModelTrial", "links_of", "should_try", "source_of"]
 

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
     from unisono.planner.operator_costs import OperatorCosts
 
-    from .trace import TracedOperator
-
-__all__ = ["PRICED", "HostStarts", "OperatorPoint", "OperatorPrices", "point_of"]
+__all__ = ["PRICED", "HostStarts", "OperatorPoint", "OperatorPrices", "TracedOperator", "point_of"]
 
 
 class OperatorPoint(NamedTuple):
@@ -31,6 +29,23 @@ class OperatorPoint(NamedTuple):
     kind: str
     point: tuple[float, ...] = ()
     low: str = ""
+
+
+class TracedOperator(NamedTuple):
+    """One operator.
+
+    Attributes:
+        phase: forward, backward or update.
+        call: number of the module call that has begun last in forward; -1: none had.
+        unit: the path of its unit; "": of none.
+        followed: autograd runs it, or has made a function for it.
+    """
+
+    size: OperatorPoint
+    phase: str
+    call: int
+    unit: str
+    followed: bool
 
 
 LOW = {torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -18,9 +18,9 @@ from unisono.codecs.codec import Codec
 from unisono.errors import UnfitError
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 
-from .operators import HostStarts, OperatorPoint
+from .operators import HostStarts, OperatorPoint, TracedOperator
 from .step_parts import ADAM_OPERATORS, CompressedGradients, ParameterSizes, StepParts
-from .trace import NO_UNIT, TracedOperator, TracedStep
+from .trace import NO_UNIT, TracedStep
 
 if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings

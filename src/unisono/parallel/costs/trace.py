@@ -30,7 +30,7 @@ from unisono.parallel.tensor_parallel import run_cut
 from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
 from unisono.torch_internals.training import functions_behind, next_sequence, sequence_of
 
-from .operators import OperatorPoint, point_of
+from .operators import TracedOperator, point_of
 
 __all__ = [
     "NO_UNIT",
@@ -45,23 +45,6 @@ __all__ = [
 ]
 
 NO_UNIT = ""
-
-
-class TracedOperator(NamedTuple):
-    """One operator.
-
-    Attributes:
-        phase: forward, backward or update.
-        call: number of the module call that has begun last in forward; -1: none had.
-        unit: the path of its unit; "": of none.
-        followed: autograd runs it, or has made a function for it.
-    """
-
-    size: OperatorPoint
-    phase: str
-    call: int
-    unit: str
-    followed: bool
 
 
 class TracedMove(NamedTuple):

@@ -21,7 +21,16 @@ from .call_structure import CallStructure, Slot, shown, slots_in
 from .noted_call import ModuleOp
 from .program import Frame, Graph, Node, Ref, Value, template
 
-__all__ = ["ForwardCall", "Insertion", "RunningModel", "Step", "Values", "call_of", "operator", "unit"]
+__all__ = [
+    "ForwardCall",
+    "Insertion",
+    "RunStep",
+    "RunningModel",
+    "Values",
+    "call_of",
+    "operator",
+    "unit",
+]
 
 
 class RunningModel(Protocol):
@@ -65,7 +74,7 @@ class Values(dict[int, Any]):
         flat = output if isinstance(output, (tuple, list)) else (output,)
         self.update((n, t) for n, t in zip(numbers, flat, strict=True) if n is not None)
 
-    def run(self, steps: Iterable[Step]) -> None:
+    def run(self, steps: Iterable[RunStep]) -> None:
         """Run steps in order."""
         for step in steps:
             if step.grad:
@@ -78,7 +87,7 @@ class Values(dict[int, Any]):
 
 
 @dataclass
-class Step:
+class RunStep:
     """One operator or call of a module, prepared once for all runs.
 
     Args:
@@ -110,7 +119,7 @@ class Insertion:
 NOTHING = Insertion()
 
 
-def operator(node: Node, op: Callable[..., Any], inserted: Insertion = NOTHING) -> Step:
+def operator(node: Node, op: Callable[..., Any], inserted: Insertion = NOTHING) -> RunStep:
     """The step of an operator. op: what runs in its place; the op of a module gets the module first."""
     arguments, outputs = template((node.args, node.named)), node.outputs
     path = node.op.path if isinstance(node.op, ModuleOp) else None
@@ -128,10 +137,10 @@ def operator(node: Node, op: Callable[..., Any], inserted: Insertion = NOTHING) 
         if inserted.after is not None:
             inserted.after(values)
 
-    return Step(plain if inserted == NOTHING and path is None else run, node.grad)
+    return RunStep(plain if inserted == NOTHING and path is None else run, node.grad)
 
 
-def call_of(frame: Frame, graph: Graph, renames: Sequence[tuple[int, int]]) -> Step:
+def call_of(frame: Frame, graph: Graph, renames: Sequence[tuple[int, int]]) -> RunStep:
     """The step of a module that runs as it is.
 
     Args:
@@ -146,10 +155,10 @@ def call_of(frame: Frame, graph: Graph, renames: Sequence[tuple[int, int]]) -> S
         values.update(results.numbered(output, values))
         values.update((after, values.resolve(before)) for after, before in written)
 
-    return Step(run, frame.grad)
+    return RunStep(run, frame.grad)
 
 
-def unit(frame: Frame, steps: Sequence[Step], reads: Sequence[int], makes: Sequence[int]) -> Step:
+def unit(frame: Frame, steps: Sequence[RunStep], reads: Sequence[int], makes: Sequence[int]) -> RunStep:
     """The step of a module whose hooks run, and `steps` in place of its forward, on the values `reads`."""
 
     def inside(empty: Callable[[], Values], *came: Tensor) -> tuple[Tensor, ...]:
@@ -166,7 +175,7 @@ def unit(frame: Frame, steps: Sequence[Step], reads: Sequence[int], makes: Seque
         made = module(ForwardCall(partial(inside, empty)), *(values[number] for number in reads))
         values.update(zip(makes, made, strict=True))
 
-    return Step(run, frame.grad)
+    return RunStep(run, frame.grad)
 
 
 class ForwardCall:

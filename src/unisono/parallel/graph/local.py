@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .call_structure import Slot
 from .capture import CaptureError, Shapes
-from .choice import Choice
+from .choice import SplitChoice
 from .containers import mapped
 from .local_model import LocalModel, ProgramMismatch, groups_of_part, slice_bounds
 from .program import Frame, Graph, Node, Ref, refs
@@ -32,7 +32,7 @@ SIZED = {
 
 
 def compare(
-    choice: Choice,
+    choice: SplitChoice,
     shapes: Shapes,
     sample: Any,
     forward: Callable[[Any], Any] | None,
@@ -63,7 +63,7 @@ def compare(
 class _Comparison:
     """Two programs, operator by operator. Copies (clone) are left out: they depend on strides."""
 
-    def __init__(self, choice: Choice, local: Graph, positions: ScatteredPositions | None) -> None:
+    def __init__(self, choice: SplitChoice, local: Graph, positions: ScatteredPositions | None) -> None:
         self._choice, self._whole, self._local = choice, choice.graph, local
         self._positions = positions
         self._same: dict[int, int] = {}  # value of the whole program, or copy of one -> that one

@@ -16,7 +16,7 @@ from unisono.torch_internals.training import module_at
 
 from .call_structure import RecordedCalls, argument_names, given_by, returned_by, with_changed
 from .capture import Recorder, Shapes
-from .choice import Choice
+from .choice import SplitChoice
 from .cut import Cut, ModuleMove, Moves, Sizes
 from .indices import size_of
 from .program import FunctionCall, Node
@@ -44,7 +44,7 @@ class LocalModel:
         calls: by module, how it is called, of those that do not run as they are, and those around them.
     """
 
-    def __init__(self, choice: Choice, shapes: Shapes) -> None:
+    def __init__(self, choice: SplitChoice, shapes: Shapes) -> None:
         self._choice, self._shapes = choice, shapes
         self.sizes: dict[str, dict[int, Sizes]] = {}
         self.recorder = Recorder(shapes, self._watch)
@@ -141,7 +141,7 @@ class LocalModel:
             raise ProgramMismatch(node, f"two calls of one module need different sizes, at {node.line}")
 
 
-def _wanted(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
+def _wanted(choice: SplitChoice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
     """Place among the integers of a call -> (size in the whole program, size on one rank)."""
     output = next((number for number in reversed(nodes[-1].outputs) if number is not None), None)
     if output is None:
@@ -173,14 +173,14 @@ def _wanted(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, 
     return {}
 
 
-def groups_of_part(choice: Choice, node: Node) -> int:
+def groups_of_part(choice: SplitChoice, node: Node) -> int:
     """How many groups a rank's channels are, of a group norm: each has as many channels as without a cut."""
     number = node.args[0].value
     groups: int = node.args[6] * choice.local(number)[1] // choice.graph.values[number].shape[1]
     return groups
 
 
-def _bounds(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
+def _bounds(choice: SplitChoice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
     """The bounds of slices along cut dims."""
     found: dict[int, tuple[int, int]] = {}
     for node in nodes:
@@ -198,7 +198,7 @@ def _bounds(choice: Choice, call: FunctionCall, nodes: list[Node]) -> dict[int, 
     return found
 
 
-def slice_bounds(choice: Choice, node: Node) -> tuple[list[int], list[int]] | None:
+def slice_bounds(choice: SplitChoice, node: Node) -> tuple[list[int], list[int]] | None:
     """(whole, local) bounds of a slice along a dim that is cut; None: of another one."""
     _, dim, start, stop, _ = slice_of(node)
     dims = choice.rules.of(node.args[0])

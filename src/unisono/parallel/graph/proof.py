@@ -13,7 +13,7 @@ from unisono.parallel.program_state import ModuleSettings
 from unisono.torch_internals.training import module_at
 
 from .capture import CaptureError, Recorder, Shapes
-from .choice import Choice
+from .choice import SplitChoice
 from .cut import Cut
 from .fused import Split, split_
 from .layers import NO_SUM, NOT_NAMED, Hints, layer_of, of_parts
@@ -191,7 +191,7 @@ class _ProofSearch:
                 return choice.cut
         raise AssertionError("the search for what is cut along the sequence did not end")
 
-    def _split(self, choice: Choice, fused: dict[str, list[int]]) -> Choice:
+    def _split(self, choice: SplitChoice, fused: dict[str, list[int]]) -> SplitChoice:
         """Split layers, those of one name at a time; the program may want them as they are."""
         named: dict[str, dict[str, list[int]]] = {}
         for path, sizes in fused.items():
@@ -217,7 +217,7 @@ class _ProofSearch:
         run = self._forward
         return None if run is None else lambda inputs: run(shapes.model, shapes.also, inputs)
 
-    def _recorded(self) -> Choice:
+    def _recorded(self) -> SplitChoice:
         shapes = self._shapes()
         before = ModuleSettings(shapes.model).now()
         graph = Recorder(shapes).run(shapes.model, self._sample, self._run(shapes))
@@ -230,12 +230,12 @@ class _ProofSearch:
         self._copy, self._of = shapes.model, dict(self._fused)
         return self._choose(graph)
 
-    def _chosen(self, choice: Choice) -> Choice:
+    def _chosen(self, choice: SplitChoice) -> SplitChoice:
         """Choose again, for the same program."""
         return self._choose(choice.graph)
 
-    def _choose(self, graph: Any) -> Choice:
-        return Choice(graph, self._copy, self._parts, self._hints(), self._banned, self._opened)
+    def _choose(self, graph: Any) -> SplitChoice:
+        return SplitChoice(graph, self._copy, self._parts, self._hints(), self._banned, self._opened)
 
     def _hints(self) -> Hints:
         if self._given:
@@ -263,7 +263,7 @@ class _ProofSearch:
         }
         return Hints(frozenset(tables), frozenset(tied | self._gathered))
 
-    def _large(self, choice: Choice) -> set[str]:
+    def _large(self, choice: SplitChoice) -> set[str]:
         """Whole layers with many of the parameters."""
         total = sum(parameter.numel() for parameter in self._copy.parameters())
         return {
@@ -278,7 +278,7 @@ class _ProofSearch:
             and (f"{path}.weight", 0) not in self._banned
         }
 
-    def _ban(self, choice: Choice, mismatch: ProgramMismatch) -> None:
+    def _ban(self, choice: SplitChoice, mismatch: ProgramMismatch) -> None:
         """What is cut at this operator stays whole from now on."""
         nodes: list[Node] = [*choice.graph.nodes[mismatch.node.number :: -1], *choice.graph.nodes]
         for node in nodes:
@@ -295,7 +295,7 @@ class _ProofSearch:
         raise AssertionError(f"nothing is cut, and yet {mismatch.why}")
 
 
-def _refusal(choice: Choice, path: str, kind: str, why: str) -> str:
+def _refusal(choice: SplitChoice, path: str, kind: str, why: str) -> str:
     """Why a layer cannot be cut as the caller says, and what to write."""
     what = f'"{path}" ({type(choice.modules[path]).__name__})'
     if not choice.runs(path):

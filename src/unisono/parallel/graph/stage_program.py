@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from unisono.errors import UnfitError
 
 from .containers import mapped, strange_in, tensors_in
-from .executor import ForwardCall, RunningModel, Step, Values, call_of, operator
+from .executor import ForwardCall, RunningModel, RunStep, Values, call_of, operator
 from .noted_call import CHECKS, ModuleOp
 from .program import HOOKS, Frame, Graph, Node, Ref, columns, refs, replayed, writes_of, written_in
 from .rules import DRAWS
@@ -386,7 +386,7 @@ class StageProgram:
                 if graph.values[storage].kind == "constant" and item.frame is None:
                     raise StageError(f"{graph.model} writes into a tensor that is not its own, at {line}")
         self.stages = self._cut()
-        self._steps: dict[int, list[Step]] = {}
+        self._steps: dict[int, list[RunStep]] = {}
         self.surely_used = self._surely_used()
         self.unused = frozenset(names.values()).difference(*(stage.parameters for stage in self.stages))
         self._check_kept()
@@ -582,9 +582,9 @@ class StageProgram:
     def _inputs(self) -> list[int]:
         return [value.number for value in self.graph.values if value.kind == "input"]
 
-    def _prepared(self, stage: Stage, _bounds: Sequence[int]) -> list[Step]:
+    def _prepared(self, stage: Stage, _bounds: Sequence[int]) -> list[RunStep]:
         """The steps of a stage."""
-        found, last = list[Step](), dict[int, int]()
+        found, last = list[RunStep](), dict[int, int]()
         last |= {number: item.first for item in stage.items for number in item.reads}
         last |= dict.fromkeys((*stage.goes, *stage.result), len(self.graph.nodes))
         for item in stage.items:
