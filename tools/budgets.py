@@ -24,6 +24,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/engine/environment/env.py": "the table of the environment's variables, and what reads it",
     "src/unisono/engine/diagnosis/fault_text.py": "the text of each kind of fault",
     "src/unisono/engine/group/native_planning.py": "a call on its way to the engine, and its error",
+    "src/unisono/engine/group/native.py": "a group of the engine: its changes, its duplicates, its messages",
     "src/unisono/engine/group/group.py": "Group: every operation of the user; mostly signatures",
     "src/unisono/parallel/context/attention.py": "attention over ranks: two ways to run one call of it",
     "src/unisono/parallel/context/program.py": "one program on positions: its proof, its steps, its run",
@@ -68,8 +69,8 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_674,
-    ("src", "csrc"): 121_700,
-    ("tests",): 77_750,
+    ("src", "csrc"): 125_600,
+    ("tests",): 77_950,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
