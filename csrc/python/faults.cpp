@@ -109,6 +109,9 @@ void bind_records(nb::module_& m) {
       .def_prop_ro("report", &text_of, "The text of its report.")
       .def("call", &RankRecord::call, nb::arg("seq"),
            "Its collective of this number; None: it is not remembered.");
+}
+
+void bind_fault_record(nb::module_& m) {
   nb::class_<FaultRecord>(m, "FaultRecord", "A fault, and the status of every rank.")
       .def_prop_ro("kind", [](const FaultRecord& r) { return r.fault.kind; })
       .def_prop_ro(
@@ -135,6 +138,7 @@ void bind_records(nb::module_& m) {
 
 void bind_faults(nb::module_& m, nb::class_<Engine>& engine) {
   bind_records(m);
+  bind_fault_record(m);
   m.def(
       "set_stack_file",
       [](int fd, std::vector<std::string> library_folders) {

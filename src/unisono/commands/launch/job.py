@@ -169,22 +169,17 @@ def rank_environment(
         UNISONO_REPORT_FD=report_fd,
         PYTHONUNBUFFERED="1",
     )
-    if job.token:
-        environ["UNISONO_TOKEN"] = job.token.hex()
-    if job.tls:
-        environ["UNISONO_TLS"] = "1"
-    if job.advertise:
-        environ["UNISONO_ADVERTISE"] = job.advertise
-    if job.record:
-        environ["UNISONO_RECORD"] = job.record
-    if job.elastic:
-        environ["UNISONO_ELASTIC"] = "{}:{}".format(*job.elastic)
-    if job.listen:
-        environ["UNISONO_LISTEN"] = job.listen
-    if join or job.join:
-        environ["UNISONO_JOIN"] = join or job.join
-    if job.replace:
-        environ["UNISONO_REPLACE"] = job.replace
+    given = {
+        "UNISONO_TOKEN": job.token.hex() if job.token else "",
+        "UNISONO_TLS": "1" if job.tls else "",
+        "UNISONO_ADVERTISE": job.advertise,
+        "UNISONO_RECORD": job.record,
+        "UNISONO_ELASTIC": "{}:{}".format(*job.elastic) if job.elastic else "",
+        "UNISONO_LISTEN": job.listen,
+        "UNISONO_JOIN": join or job.join,
+        "UNISONO_REPLACE": job.replace,
+    }
+    environ.update({name: value for name, value in given.items() if value})
     if env.replaced_backend(environ) == "mpi4py":
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (MPI4PY, environ.get("PYTHONPATH", ""))))
     if job.gpus:
