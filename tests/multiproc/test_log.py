@@ -57,7 +57,7 @@ def test_other_libraries_words_between_hosts_into_a_file(tmp_path: Path) -> None
     assert any(line.startswith("INFO net: group world: 1 rank by TCP") for line in lines)
     assert any("the cheapest between hosts of leaders " in line for line in lines)
     assert not any(" env: " in line for line in lines)
-    for words in ("WARN", "VERSION", "off"):
+    for words in ("WARN", "VERSION", "off", "nonsense"):
         assert not _lines(_run(tmp_path, NCCL_DEBUG=words), 0)
 
 

@@ -47,12 +47,12 @@ class EventLog:
 
     def configure(self, settings: Settings) -> None:
         """Log as the environment asks, unless the program has called `log`."""
-        rank = settings.rank
+        rank = _usable(settings, "rank")
         self._who = f"{os.uname().nodename}:{os.getpid()}" + ("" if rank is None else f" rank {rank}")
         if settings.log_signal:
             self._listen(settings.log_signal)
         if not self._given:
-            self.set(settings.log, settings.log_file, settings.log_subsystems)
+            self.set(_usable(settings, "log") or "off", settings.log_file, settings.log_subsystems)
 
     def set(self, level: str, file: str = "", subsystems: Iterable[str] = LOG_SUBSYSTEMS) -> None:
         """See `log`."""
@@ -109,6 +109,14 @@ class EventLog:
         ):
             return  # it has another meaning in this program
         signal.signal(number, lambda *_: self.set(LOG_LEVELS[(self.level + 1) % len(LOG_LEVELS)]))
+
+
+def _usable(settings: Settings, name: str) -> Any:
+    """A setting; None where a variable of another library or launcher is malformed: a log needs none."""
+    try:
+        return getattr(settings, name)
+    except ValueError:
+        return None
 
 
 LOG = EventLog()

@@ -93,6 +93,8 @@ class Window:
         keeps: object,
     ) -> None:
         """members: the ranks that share it.  parts: by rank.  keeps: this rank's memory, and its cell."""
+        if not isinstance(native, _native.Window):
+            raise TypeError("a Window is made by Group.window(array)")
         self.array = array
         self.native = native
         self._owner = owner
