@@ -242,7 +242,6 @@ def _call_strided(group: un.Group, call: Call) -> None:
         lambda: group.scatter(bad),
         lambda: group.reduce_scatter(bad, rows),
         lambda: group.all_to_all(rows, [bad] * group.size),
-        lambda: group.send(bad, group.rank),
         lambda: group.irecv(bad, group.rank),
         lambda: group.sendrecv(good, group.rank, bad, group.rank),
     ]

@@ -151,6 +151,14 @@ def _log_level(text: str) -> str:
     return level
 
 
+def _level_of_others(text: str) -> str:
+    """As `_log_level`; words that it does not know are another library's matter."""
+    try:
+        return _log_level(text)
+    except ValueError:
+        return "off"
+
+
 def _log_subsystems(text: str) -> tuple[str, ...]:
     """Those of "init,coll" or, without some, of "^coll"; words that only NCCL knows count as none."""
     words = {word.strip().lower() for word in text.strip().removeprefix("^").split(",")}
@@ -254,9 +262,9 @@ VARIABLES = _table(
         "UNISONO_RECORD", "record", _text, "FILE: each rank writes its calls to FILE.rank<r> (`run --record`)"
     ),
     EnvironmentVariable("UNISONO_LOG", "log", _log_level, "what is logged: off, info or debug"),
-    EnvironmentVariable("NCCL_DEBUG", "log", _log_level, "the same, by NCCL's words", yields=True),
+    EnvironmentVariable("NCCL_DEBUG", "log", _level_of_others, "the same, by NCCL's words", yields=True),
     EnvironmentVariable(
-        "TORCH_DISTRIBUTED_DEBUG", "log", _log_level, "the same, by PyTorch's words", yields=True
+        "TORCH_DISTRIBUTED_DEBUG", "log", _level_of_others, "the same, by PyTorch's words", yields=True
     ),
     EnvironmentVariable(
         "UNISONO_LOG_FILE",

@@ -47,12 +47,12 @@ class EventLog:
 
     def configure(self, settings: Settings) -> None:
         """Log as the environment asks, unless the program has called `log`."""
-        rank = _usable(settings, "rank")
+        rank = _rank_of(settings)
         self._who = f"{os.uname().nodename}:{os.getpid()}" + ("" if rank is None else f" rank {rank}")
         if settings.log_signal:
             self._listen(settings.log_signal)
         if not self._given:
-            self.set(_usable(settings, "log") or "off", settings.log_file, settings.log_subsystems)
+            self.set(settings.log, settings.log_file, settings.log_subsystems)
 
     def set(self, level: str, file: str = "", subsystems: Iterable[str] = LOG_SUBSYSTEMS) -> None:
         """See `log`."""
@@ -111,12 +111,13 @@ class EventLog:
         signal.signal(number, lambda *_: self.set(LOG_LEVELS[(self.level + 1) % len(LOG_LEVELS)]))
 
 
-def _usable(settings: Settings, name: str) -> Any:
-    """A setting; None where a variable of another library or launcher is malformed: a log needs none."""
+def _rank_of(settings: Settings) -> int | None:
+    """The rank that a launcher has given; None also where another program's variable is no rank."""
     try:
-        return getattr(settings, name)
+        rank: int | None = settings.rank
     except ValueError:
         return None
+    return rank
 
 
 LOG = EventLog()
