@@ -69,7 +69,7 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_674,
-    ("src", "csrc"): 125_600,
+    ("src", "csrc"): 125_610,
     ("tests",): 77_950,
 }
 

@@ -25,7 +25,17 @@ FIELDS: dict[type[UnisonoError], dict] = {
     PeerLost: {"rank": 3, "pid": 4121, "signal": 9},
     NotOurServer: {"reason": "no token"},
 }
-LIVING = {"FileStore", "Group", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore", "Work"}
+LIVING = {
+    "FileStore",
+    "Group",
+    "HashStore",
+    "PrefixStore",
+    "Store",
+    "StoreServer",
+    "TCPStore",
+    "Window",
+    "Work",
+}
 
 
 def arrived() -> un.Status:

@@ -1,5 +1,7 @@
 """The native simulator against a slow exact one, and its arguments."""
 
+from __future__ import annotations
+
 import random
 import time
 from array import array
