@@ -26,8 +26,6 @@ FIELDS: dict[type[UnisonoError], dict] = {
     NotOurServer: {"reason": "no token"},
 }
 LIVING = {
-    "FileStore", "Group", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore", "Window", "Work",
-}  # fmt: skip
     "FileStore",
     "Group",
     "HashStore",
