@@ -44,6 +44,9 @@ def allocate(
     Example: ("all_gather", x, None) with x of shape [3] and 2 ranks -> an array of shape [2, 3], x
     """
     if kind in _IN_PLACE:
+        numpy = sys.modules.get("numpy")  # without it there are none of its numbers
+        if numpy is not None and type(out) is numpy.ndarray:
+            return out, sendbuf, NOTHING
         found = _number(out)
         if found is NOTHING or (kind == "reduce" and rank != root):
             return (out if found is NOTHING else found.array), sendbuf, NOTHING
