@@ -100,7 +100,6 @@ class Window {
   WindowReply serve_lock(int peer, const WindowRequest& request);
   bool serve_access(int peer, const WindowRequest& request);
   void note_signal(int peer, uint32_t what);
-  void forget(int peer);
   template <class Ready>
   bool await_here(int64_t timeout_ns, Ready ready);
 

@@ -247,12 +247,13 @@ void WindowLinks::receive(WindowLink& link, Patience& patience, void* into, size
 
 // ---- serving ---------------------------------------------------------------------------------------
 
+// What a peer that has ended holds stays held: nobody may see an update that is half done. The group, which
+// fails by that end, ends the waits of the others.
 void WindowLinks::serve(int peer) {
   try {
     WindowRequest request;
     while (read(peer, &request, sizeof request) && window_.serve(peer, request)) {
     }
-    if (!ending_) window_.forget(peer);
   } catch (const std::bad_alloc&) {
     context_.group.abort_with({FaultKind::kNoMemory, context_.rank, context_.rank});
   }

@@ -114,12 +114,4 @@ void Window::note_signal(int peer, uint32_t what) {
   notify_sleepers(context_.group.cell(context_.rank).window_event);
 }
 
-// The peer asks nothing any more: what it holds here is free.
-void Window::forget(int peer) {
-  if (own().holder() == peer) own().let_go(context_.group);
-  if (!await_here(INT64_MAX, [&] { return own().try_hold(peer); })) return;
-  own().drop_lock(peer);
-  own().let_go(context_.group);
-}
-
 }  // namespace unisono
