@@ -96,7 +96,7 @@ class Channels {
   // before it. False: it cannot, and nothing has changed. `spins`: how often to poll for a message.
   bool send_now(int peer, int tag, uint32_t form, const void* data, size_t nbytes);
   // `wanted`: form, tag and buffer of the receive; the size and tag of the message are written there.
-  bool receive_now(Request& wanted, int spins);
+  bool receive_now(Transfer& wanted, int spins);
   int spins() const { return wait_policy_.spins; }
 
   // Starts a request and moves small messages that can be moved now. Lets go of `caller_lock` before it waits
@@ -204,8 +204,8 @@ class Channels {
   Unexpected::iterator add_unexpected(int peer, const Header& header, std::unique_ptr<unsigned char[]> bytes);
   void take_unexpected(UnexpectedMessage& message);
   void erase_unexpected(Unexpected::iterator message);
-  bool receive_kept(Request& wanted);
-  bool receive_front(int peer, Request& wanted);
+  bool receive_kept(Transfer& wanted);
+  bool receive_front(int peer, Transfer& wanted);
   bool front_is_next(int peer);
   int arrived_from(int peer);
   Offers& offers(int peer) { return offers_[static_cast<size_t>(peer)]; }

@@ -110,7 +110,7 @@ bool Channels::front_is_next(int peer) {
   return !incoming.arriving && incoming.header_moved == 0;
 }
 
-bool Channels::receive_now(Request& wanted, int spins) {
+bool Channels::receive_now(Transfer& wanted, int spins) {
   if (wanted.exact && wanted.nbytes > kEagerBytes) return false;
   wanted.raw = raw;
   if (has_unexpected_.load(std::memory_order_relaxed) && receive_kept(wanted)) return true;
@@ -127,7 +127,7 @@ bool Channels::receive_now(Request& wanted, int spins) {
 }
 
 // Takes a whole message that was kept.
-bool Channels::receive_kept(Request& wanted) {
+bool Channels::receive_kept(Transfer& wanted) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || !is_running() || held_ > 0) return false;
   const MessageLink* const link = kept_.first(wanted.peer, wanted.tag);
@@ -142,7 +142,7 @@ bool Channels::receive_kept(Request& wanted) {
 }
 
 // Takes the message at the front of a ring, unless it is another one's.
-bool Channels::receive_front(int peer, Request& wanted) {
+bool Channels::receive_front(int peer, Transfer& wanted) {
   Header header{};
   const auto buffer_of = [&]() -> std::optional<std::span<unsigned char>> {
     if (header.frame() != MessageFrame::kMessage || header.zero_copy() || header.nbytes > kEagerBytes ||

@@ -23,35 +23,18 @@ inline bool overlap(const unsigned char* one, uint64_t nbytes, const unsigned ch
   return nbytes > 0 && length > 0 && one < other + length && other < one + nbytes;
 }
 
-// A send or a receive under way. Once `done` is set, the engine no longer uses the caller's memory.
-struct Request {
+// A message as its caller asks for it.
+struct Transfer {
   bool sending;
-  int peer;       // receive: kAnyRank until matched
-  int tag;        // as it travels, see message_tag.hpp
-  uint32_t form;  // receive: kAnyForm until matched
+  bool exact = false;  // receive: a shorter message is refused, too
+  bool raw = false;    // receive: of any form; the bytes of a longer message go into memory of its own
+  bool sized = false;  // receive: of any size, into memory that is made when a message matches
+  int peer;            // receive: kAnyRank until matched
+  int tag;             // as it travels, see message_tag.hpp
+  uint32_t form;       // receive: kAnyForm until matched
   unsigned char* data;
   uint64_t nbytes;  // receive: the size of the buffer until matched, then that of the message
-  Nanoseconds deadline = INT64_MAX;
-  uint64_t moved = 0;  // bytes, the header not counted
-  size_t header_moved = 0;
-  bool zero_copy = false;    // the bytes are copied from memory to memory, not through the stream
-  bool synchronous = false;  // send: done only when a receive has matched it
-  bool exact = false;        // receive: a shorter message is refused, too
-  bool raw = false;          // receive: of any form; the bytes of a longer message go into memory of its own
-  bool sized = false;        // receive: of any size, into memory that is made when a message matches
-  std::unique_ptr<unsigned char[]> own;         // that memory
-  bool cancelled = false;                       // set before `done`
-  MessageFrame frame = MessageFrame::kMessage;  // send: what it writes next
-  uint64_t number = 0;                          // of its offer
-  // Receive, until matched: its place in the order of receives, and among those with its source and tag.
-  std::list<std::shared_ptr<Request>>::iterator place;
-  uint64_t order = 0;
-  MatchTable<Request>::ChainLink link;
-  // Receive: sends under way that read its buffer. It is held back until they are done.
-  std::vector<std::shared_ptr<Request>> readers;
-  std::atomic<bool> seen{false};  // the caller knows that it is done
-  std::atomic<FaultKind> fault{FaultKind::kNone};
-  std::atomic<bool> done{false};
+  std::unique_ptr<unsigned char[]> own;  // memory that is made
 
   bool takes(const MessageHeader& header) const {
     if (raw) return true;
@@ -70,6 +53,27 @@ struct Request {
       std::memcpy(data, kept.get(), nbytes);
     }
   }
+};
+
+// A send or a receive under way. Once `done` is set, the engine no longer uses the caller's memory.
+struct Request : Transfer {
+  Nanoseconds deadline = INT64_MAX;
+  uint64_t moved = 0;  // bytes, the header not counted
+  size_t header_moved = 0;
+  bool zero_copy = false;    // the bytes are copied from memory to memory, not through the stream
+  bool synchronous = false;  // send: done only when a receive has matched it
+  bool cancelled = false;    // set before `done`
+  MessageFrame frame = MessageFrame::kMessage;  // send: what it writes next
+  uint64_t number = 0;                          // of its offer
+  // Receive, until matched: its place in the order of receives, and among those with its source and tag.
+  std::list<std::shared_ptr<Request>>::iterator place;
+  uint64_t order = 0;
+  MatchTable<Request>::ChainLink link;
+  // Receive: sends under way that read its buffer. It is held back until they are done.
+  std::vector<std::shared_ptr<Request>> readers;
+  std::atomic<bool> seen{false};  // the caller knows that it is done
+  std::atomic<FaultKind> fault{FaultKind::kNone};
+  std::atomic<bool> done{false};
 };
 
 }  // namespace unisono

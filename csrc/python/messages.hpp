@@ -130,13 +130,13 @@ class MessageCall {
     unisono::Channels& channels = engine.channels();
     if (!unshared(engine)) return false;
     if (sending) return channels.send_now(peer_, tag_, form(), data(), nbytes());
-    unisono::Request wanted;
+    unisono::Transfer wanted;
     fill(wanted);
     if (!channels.receive_now(wanted, std::min(spins, channels.spins()))) return false;
     complete(wanted);
     return true;
   }
-  void complete(unisono::Request& met) {
+  void complete(unisono::Transfer& met) {
     peer_ = met.peer;
     tag_ = met.tag;
     nbytes_ = met.nbytes;
@@ -154,7 +154,7 @@ class MessageCall {
   }
   size_t nbytes() const { return sized() ? 0 : buffers_.nbytes(); }
   unsigned char* data() const { return sized() ? nullptr : buffers_.extents[0].data; }
-  void fill(unisono::Request& request) const {
+  void fill(unisono::Transfer& request) const {
     request.sending = sending;
     request.exact = exact_;
     request.sized = sized();

@@ -584,28 +584,15 @@ class Group(_native.GroupBase):
     # ---- messages: two ranks call them; they may overlap any collective -----------------------------
 
     def send(
-        self,
-        x: Any,
-        dst: int,
-        tag: int = 0,
-        *,
-        codec: CodecName = None,
-        synchronous: bool = False,
-        timeout: Seconds = None,
+        self, x: Any, dst: int, tag: int = 0, *, codec: CodecName = None, timeout: Seconds = None
     ) -> None:
         """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet.
 
         A NumPy array whose elements do not lie one behind another is packed, in the order of its indices.
 
-        Args:
-            codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
-            synchronous: return only when a receive has matched the message, as MPI_Ssend does.
+        codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
         """
-        if synchronous:
-            if codec is not None:
-                raise ValueError("send: codec= and synchronous=True exclude each other")
-            run(self._planner, timeout, self._synchronous("send", x, dst, tag, timeout))
-        elif codec is not None:
+        if codec is not None:
             _codec_messages().transfer_encoded(self._planner, "send", x, dst, tag, timeout, codec)
         elif self._send(x, dst, tag, timeout) is None:
             work = checked(self._planner, "send", x, dst, tag, timeout, receiving=False)
@@ -648,15 +635,13 @@ class Group(_native.GroupBase):
     ) -> MessageWork:
         """Begin to send `x`. Do not change `x` until the work is done.
 
-        synchronous: the work is done only when a receive has matched the message.
+        synchronous: the work is done only when a receive has matched the message, as in MPI_Ssend.
         """
         if synchronous:
-            return begin(self._synchronous("isend", x, dst, tag, timeout))
+            work = checked(self._planner, "isend", x, dst, tag, timeout, receiving=False, synchronous=True)
+            return begin(work)
         work: MessageWork | None = self._isend(x, dst, tag, timeout)
         return work or begin(checked(self._planner, "isend", x, dst, tag, timeout, receiving=False))
-
-    def _synchronous(self, name: str, x: Any, dst: int, tag: int, timeout: Seconds) -> MessageWork:
-        return checked(self._planner, name, x, dst, tag, timeout, receiving=False, synchronous=True)
 
     def irecv(self, x: Any, src: int | None = None, tag: int = 0, *, timeout: Seconds = None) -> MessageWork:
         """Begin to receive into `x`; when done, the work's `status` is what `recv` returns.
