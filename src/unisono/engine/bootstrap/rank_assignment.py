@@ -18,8 +18,8 @@ from unisono.errors import RendezvousError, StoreError, StoreTimeout, message
 
 GOODBYE_S = 2.0
 LOOK_S = 1.0
-MET = "unisono/meet/met"
-"""A key that is there when a world has met in this store."""
+DECIDED = "unisono/meet/decided"
+"""A key that is there when a world has met in this store, or has failed to: it may end at any moment."""
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +61,7 @@ class RankAssignment:
 
         self.generation = 0
         self.claimed = False  # the store may have this rank's claim
-        self.succeeds = False  # an earlier world has met in this store
+        self.succeeds = False  # an earlier world has met, or failed, in this store
 
     def run(self) -> tuple[PrefixStore, tuple[ProcessInfo, ...]]:
         """Claim the rank and wait for the verdict; returns the world's part of the store, and its members."""
@@ -77,8 +77,7 @@ class RankAssignment:
         if keys.add("came", 1) == self._world_size:
             everybody = [self._member(keys, rank) for rank in range(self._world_size)]
             keys.set("members", msgspec.msgpack.encode(everybody))
-            self._base.set(MET, b"")
-            keys.compare_set("verdict", b"", b"ok")
+            self._decide(keys, "ok")
         self._await_verdict(keys)
         members = _decode_members(keys.get("members"))
         if keys.add("know", 1) == self._world_size:
@@ -92,7 +91,7 @@ class RankAssignment:
         with contextlib.suppress(StoreError):  # the first error is the one to report
             why = f"{type(error).__name__}: {error}".rstrip(": ")
             text = f"{self._me} gave up while the ranks joined: {why}"
-            keys.compare_set("verdict", b"", text, timeout_s=GOODBYE_S)
+            self._decide(keys, text, GOODBYE_S)
             keys.set(f"bye/{self._rank}", b"", timeout_s=GOODBYE_S)
 
     def await_readers(self, keys: Store) -> None:
@@ -103,7 +102,7 @@ class RankAssignment:
     def _claim(self) -> PrefixStore:
         """Claim this rank in the first generation in which it has not taken part."""
         mine = msgspec.msgpack.encode(self._me)
-        self.succeeds = self._rank > 0 and self._base.check([MET])  # before others see the claim
+        self.succeeds = self._rank > 0 and self._base.check([DECIDED])  # before others see the claim
         self.claimed = True
         while True:
             keys = self.keys("meet")
@@ -139,8 +138,16 @@ class RankAssignment:
         self._fail_with(keys, message(what, remedy=remedy))
 
     def _fail_with(self, keys: Store, text: str) -> NoReturn:
-        keys.compare_set("verdict", b"", text)
+        self._decide(keys, text)
         raise RendezvousError(text)
+
+    def _decide(self, keys: Store, text: str, timeout_s: float | None = None) -> str:
+        """Write the verdict; returns the one that counts, the first.
+
+        DECIDED comes before it: who reads the verdict may come again while the store still closes.
+        """
+        self._base.set(DECIDED, b"", timeout_s=timeout_s)
+        return keys.compare_set("verdict", b"", text, timeout_s=timeout_s).decode()
 
     def _await_verdict(self, keys: Store) -> None:
         missing: list[int] = []
@@ -150,7 +157,7 @@ class RankAssignment:
             ranks = range(self._world_size)
             missing = [rank for rank in ranks if not keys.check([f"rank/{rank}"], timeout_s=GOODBYE_S)]
             text = self._who_is_missing(missing, self._others())
-            verdict = keys.compare_set("verdict", b"", text, timeout_s=GOODBYE_S).decode()
+            verdict = self._decide(keys, text, GOODBYE_S)
         if verdict != "ok":
             raise RendezvousError(verdict, missing=tuple(missing))
 

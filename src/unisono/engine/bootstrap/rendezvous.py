@@ -24,6 +24,7 @@ In the store, under "unisono/meet/<name>/<generation>/" (the world's own keys: "
                      that gives up writes one, too: later ranks must not wait for it
     members          all members by rank; "know" counts the ranks that have read it, then "all know" is set
     bye/2            rank 2 has closed
+    decided          of the store, not of one world: a verdict has been written, so the store may close
 
 A store may be used for several worlds in succession: a rank that has closed in one generation joins the next.
 Worlds of different names may meet in one store at the same time, in threads of the same processes; see

@@ -638,8 +638,9 @@ class Group(_native.GroupBase):
         synchronous: the work is done only when a receive has matched the message, as in MPI_Ssend.
         """
         if synchronous:
-            work = checked(self._planner, "isend", x, dst, tag, timeout, receiving=False, synchronous=True)
-            return begin(work)
+            return begin(
+                checked(self._planner, "isend", x, dst, tag, timeout, receiving=False, synchronous=True)
+            )
         work: MessageWork | None = self._isend(x, dst, tag, timeout)
         return work or begin(checked(self._planner, "isend", x, dst, tag, timeout, receiving=False))
 
