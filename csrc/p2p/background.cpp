@@ -10,8 +10,8 @@
 namespace unisono {
 namespace {
 
-// How often the background thread looks whether callers are away, and how often while there are no requests
-// before it sleeps.
+// How often the background thread looks whether callers are away: at first, and after it has looked in vain,
+// since it takes time from what computes. It sleeps when it has seen no requests some times.
 constexpr auto kLookInterval = std::chrono::microseconds(50);
 constexpr auto kIdleInterval = std::chrono::microseconds(1000);
 constexpr int kIdleLooks = 20;
@@ -30,6 +30,7 @@ void Channels::detach(ReleasableLock& caller_lock) {
 // Callers do not wake it: waking a thread takes longer than most messages. It looks in short intervals
 // whether callers have done something since.
 bool Channels::callers_are_away(std::unique_lock<std::mutex>& lock) {
+  auto interval = kLookInterval;
   for (int idle_looks = 0; !stopping_;) {
     if (idle() && idle_looks++ == kIdleLooks) {
       asleep_ = true;
@@ -38,11 +39,12 @@ bool Channels::callers_are_away(std::unique_lock<std::mutex>& lock) {
       idle_looks = 0;
     }
     const uint64_t seen = caller_epoch_;
-    request_posted_.wait_for(lock, idle() ? kIdleInterval : kLookInterval, [&] { return stopping_; });
+    request_posted_.wait_for(lock, idle() ? kIdleInterval : interval, [&] { return stopping_; });
     if (idle()) continue;
     idle_looks = 0;
-    const bool away = caller_epoch_ == seen && waiting_callers_.load(std::memory_order_relaxed) == 0;
-    if (away || now_ns() >= next_deadline_) return !stopping_;
+    const bool waiting = waiting_callers_.load(std::memory_order_relaxed) > 0;
+    if ((caller_epoch_ == seen && !waiting) || now_ns() >= next_deadline_) return !stopping_;
+    interval = waiting ? std::min(2 * interval, kIdleInterval) : kLookInterval;
   }
   return false;
 }
