@@ -169,10 +169,11 @@ def optimizers(
 
 
 def plain(name: str, known: frozenset[str]) -> str:
-    """The name of a parameter in the program; a plan may have split a fused layer into several."""
-    *path, _, leaf = ["", *name.split(".")]
-    names = (name, ".".join([*path[1:], leaf]), ".".join([*path[1:], f"in_proj_{leaf}"]))
-    return next((each for each in names if each in known), name)  # "": a rank trains nothing
+    """The name of a parameter in the program; a plan may have split a fused layer into several, and those."""
+    *path, leaf = name.split(".")
+    layers = [".".join(path[:length]) for length in range(len(path), 0, -1)]
+    names = (f"{layer}.{kind}{leaf}" for layer in layers for kind in ("", "in_proj_"))
+    return next((each for each in (name, *names) if each in known), name)  # "": a rank trains nothing
 
 
 def freeze(model: nn.Module, names: frozenset[str], known: frozenset[str]) -> None:

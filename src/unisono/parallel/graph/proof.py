@@ -199,12 +199,26 @@ class _ProofSearch:
         self._tried |= set(fused)
         for group in named.values():
             before = self._fused
-            self._fused = before | group
+            self._fused = self._split_again(group)
             try:
                 choice = self._recorded()
             except CaptureError:
                 self._fused = before
         return choice if self._fused == self._of else self._recorded()
+
+    def _split_again(self, group: dict[str, list[int]]) -> dict[str, list[int]]:
+        """What is split with `group`. A part of a split layer becomes more parts of that layer, so that the
+        model's own parameters are one step away; those of attention stay as they are."""
+        whole, found = self._shapes().model, dict(self._fused)
+        for above in {path.rpartition(".")[0] for path in group}:
+            layer = module_at(whole, above)
+            if not isinstance(layer, Split):
+                continue
+            if found[above]:
+                sizes = zip(layer.names, found[above], strict=True)
+                found[above] = [more for name, size in sizes for more in group.get(f"{above}.{name}", [size])]
+            group = {path: sizes for path, sizes in group.items() if path.rpartition(".")[0] != above}
+        return found | group
 
     def _shapes(self) -> Shapes:
         shapes = Shapes(self._uncut)
