@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from unisono.mpi.handle import State
 from unisono.mpi.layout import Layout
 
@@ -27,6 +29,23 @@ class Type(State):
         self.layout, self.dtype, self.combiner, self.types = where, dtype, combiner, types
         self.params: dict[str, Any] = params or {}
         self.code: str | None = None
+
+    def swapped(self, packed: Any) -> Any:
+        """Packed items with the bytes of each element in the other order."""
+        if not packed.size:
+            return packed
+        rows, at = packed.reshape(-1, self.size), 0
+        out = np.empty_like(rows)
+        parts = 2 if self.dtype is not None and self.dtype.kind == "c" else 1
+        for nbytes, count in self.layout.atoms:
+            end, size = at + nbytes * count, nbytes // parts
+            elements = np.ascontiguousarray(rows[:, at:end])
+            if size in (1, 2, 4, 8):
+                turned = elements.view(f"u{size}").byteswap().view(np.uint8)
+            else:
+                turned = elements.reshape(-1, size)[:, ::-1].reshape(elements.shape)
+            out[:, at:end], at = turned, end
+        return out.reshape(-1)
 
     @property
     def size(self) -> int:

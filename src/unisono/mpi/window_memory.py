@@ -152,7 +152,8 @@ class Items:
         if layout.dense:
             self.runs = [(first, self.nbytes)] if self.nbytes else []
         else:
-            self.runs = [(first + at, length) for at, length in _runs(layout, count)]
+            pieces = layout.within(0, self.nbytes)
+            self.runs = list(zip((pieces.starts + first).tolist(), pieces.lengths.tolist(), strict=True))
         if state.flavor != constants.WIN_FLAVOR_DYNAMIC:
             for at, length in self.runs:
                 if at < 0 or at + length > place.nbytes:
@@ -189,16 +190,6 @@ def _spelled(target: Any, block: Block) -> tuple[int, int, Type]:
     if kind is not None and not isinstance(kind, Datatype):
         raise TypeError(f"target: expecting a datatype, got {type(kind).__name__}")
     return disp, whole(count, "target: count"), block.type if kind is None else kind._alive()
-
-
-def _runs(layout: Any, count: int) -> Iterator[tuple[int, int]]:
-    """(byte, length) of what lies side by side in `count` items."""
-    if count == 0 or layout.size == 0:
-        return
-    places = (np.arange(count)[:, None] * layout.extent + layout.offsets).ravel()
-    cuts = np.flatnonzero(np.diff(places) != 1) + 1
-    for part in np.split(places, cuts):
-        yield int(part[0]), part.size
 
 
 def combine(state: WindowState, items: Items, op: Op, operand: Any, former: Any, element: Type) -> None:
