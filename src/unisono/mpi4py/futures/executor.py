@@ -15,7 +15,7 @@ from concurrent.futures import BrokenExecutor, Future, as_completed
 from typing import Any
 
 from unisono import MPI
-from unisono.mpi4py.futures.crew import Crew, Session, Tasks, Threads
+from unisono.mpi4py.futures.crew import Crew, Session, Threads
 from unisono.mpi4py.futures.worker import prepared, serve
 
 shared: Crew | None = None
@@ -128,7 +128,7 @@ class MPIPoolExecutor(_Mapping):
         self._options = options
         self._shutdown = False
         self._lock = threading.Lock()
-        self._crew: Tasks | None = None
+        self._crew: Threads | None = None
         self._session = Session()
         self._pending: set[Future[Any]] = set()
 
@@ -157,10 +157,9 @@ class MPIPoolExecutor(_Mapping):
                 raise BrokenExecutor(self._session.broken)
             if self._shutdown:
                 raise RuntimeError("cannot submit after shutdown")
-            future: Future[Any] = Future()
+            future = self._start().submit(self._session, (fn, args, kwargs))
             self._pending.add(future)
             future.add_done_callback(self._pending.discard)
-            self._start().submit(self._session, future, (fn, args, kwargs))
             return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -170,25 +169,25 @@ class MPIPoolExecutor(_Mapping):
             crew = self._crew
         if crew is None:
             return
-        if cancel_futures:
-            crew.cancel(self._session)
+        for future in tuple(self._pending) if cancel_futures else ():
+            future.cancel()
         if wait:
             concurrent.futures.wait(tuple(self._pending))
         if crew is not shared:
             threading.Thread(target=crew.close).start() if not wait else crew.close()
 
-    def _start(self) -> Tasks:
+    def _start(self) -> Threads:
         if self._crew is None:
             self._open(self._workers(), prepared(self._options))
         return self._crew  # type: ignore[return-value]
 
-    def _workers(self) -> Tasks:
+    def _workers(self) -> Threads:
         """The workers that are there already, or new ones."""
         if shared is None:
             return _spawned(int(self._asked or 1))
         return shared if shared.size else Threads(1)
 
-    def _open(self, crew: Tasks, script: dict[str, Any] | None) -> None:
+    def _open(self, crew: Threads, script: dict[str, Any] | None) -> None:
         self._session = crew.open(script, *self._initializer)
         self._crew = crew
 
@@ -196,7 +195,7 @@ class MPIPoolExecutor(_Mapping):
 class ThreadPoolExecutor(MPIPoolExecutor):
     """The same with threads of this process; one unless `max_workers` says otherwise."""
 
-    def _workers(self) -> Tasks:
+    def _workers(self) -> Threads:
         return Threads(int(self._asked or 1))
 
 
