@@ -12,7 +12,7 @@ import numpy as np
 from unisono.mpi import constants, constructors
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.handle import Handle
+from unisono.mpi.handle import Handle, HasName
 from unisono.mpi.layout import Layout
 from unisono.mpi.packing import Packing
 from unisono.mpi.type_state import Type, codes, named
@@ -63,7 +63,7 @@ def _checked(name: str, value: Any) -> Any:
     return number
 
 
-class Datatype(HasAttributes, Packing, Handle):
+class Datatype(HasAttributes, HasName, Packing, Handle):
     """The type of the items of a message."""
 
     _state: Any
@@ -98,16 +98,6 @@ class Datatype(HasAttributes, Packing, Handle):
     )
     true_lb = property(lambda self: self.Get_true_extent()[0], doc="Where its data begins.")
     true_ub = property(lambda self: sum(self.Get_true_extent()), doc="Where its data ends.")
-
-    def Get_name(self) -> str:
-        """Its name."""
-        return "MPI_DATATYPE_NULL" if self._state is None else self._state.name
-
-    def Set_name(self, name: str) -> None:
-        """Set its name."""
-        self._alive().name = name
-
-    name = property(Get_name, Set_name)
 
     def tocode(self) -> str:
         """The character, or string, of NumPy for a named type."""

@@ -97,8 +97,8 @@ class File(HasErrhandler, Handle):
         """Set hints."""
         self._open().info.update(dict(info.items()))
 
-    size, amode, group = property(Get_size), property(Get_amode), property(Get_group)
     info = property(Get_info, Set_info)
+    size, amode, group = property(Get_size), property(Get_amode), property(Get_group)
 
     @property
     def group_size(self) -> int:

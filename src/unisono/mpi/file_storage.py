@@ -143,7 +143,7 @@ def write_sorted(fd: int, pieces: Pieces, data: Any) -> None:
     begins = np.concatenate([[True], starts[1:] > ends[:-1]])
     last = np.concatenate([np.flatnonzero(begins)[1:] - 1, [len(starts) - 1]])
     for start, stop in zip(starts[begins].tolist(), ends[last].tolist(), strict=True):
-        _write_run(fd, start, memoryview(whole[start - first : stop - first]))
+        _write_run(fd, start, whole[start - first : stop - first].data)
 
 
 class SharedNumber:

@@ -16,8 +16,8 @@ from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.comm import COMM_SELF, Intracomm
 from unisono.mpi.errors import Exception, HasErrhandler, whole
 from unisono.mpi.group import Group, Members
-from unisono.mpi.handle import Handle
-from unisono.mpi.info import INFO_NULL, Info
+from unisono.mpi.handle import Handle, HasName
+from unisono.mpi.info import INFO_NULL, HasInfo, Info
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.op import OPS, Op
 from unisono.mpi.progress import Ended
@@ -35,7 +35,7 @@ def _plain(x: Any) -> bool:
     return type(x) is np.ndarray and x.dtype.char in _PLAIN and x.flags.c_contiguous
 
 
-class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
+class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handle):
     """Memory of every rank of a communicator, which all of them use."""
 
     _state: Any
@@ -157,26 +157,6 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
 
     def __buffer__(self, flags: int) -> memoryview:
         return memoryview(self.tomemory())
-
-    def Get_info(self) -> Info:
-        """Its hints."""
-        return Info.Create(self._alive().info)
-
-    def Set_info(self, info: Info) -> None:
-        """Set hints. None has an effect."""
-        self._alive().info.update(dict(info.items()))
-
-    info = property(Get_info, Set_info)
-
-    def Get_name(self) -> str:
-        """Its name."""
-        return "MPI_WIN_NULL" if self._state is None else self._state.name
-
-    def Set_name(self, name: str) -> None:
-        """Set its name."""
-        self._alive().name = name
-
-    name = property(Get_name, Set_name)
 
     # ---- moving
 
