@@ -35,14 +35,17 @@ _PAIRED = ("SHORT", "INT", "LONG", "FLOAT", "DOUBLE", "LONG_DOUBLE")
 def _constructor(where: Callable[..., Layout]) -> Any:
     """A method `Create_...` of Datatype. where: makes the layout from that of the old type, and arguments."""
     signature = inspect.signature(where)
+    names = list(signature.parameters)[1:]
     combiner = getattr(constants, f"COMBINER_{where.__name__.upper()}")
 
     @functools.wraps(where)
     def create(self: Datatype, *args: Any, **options: Any) -> Datatype:
         state = self._alive()
-        given = signature.bind(state.layout, *args, **options)
-        given.apply_defaults()
-        params = {name: _checked(name, value) for name, value in list(given.arguments.items())[1:]}
+        if options or len(args) != len(names):
+            given = signature.bind(state.layout, *args, **options)
+            given.apply_defaults()
+            args = given.args[1:]
+        params = {name: _checked(name, value) for name, value in zip(names, args, strict=True)}
         return self._made(where(state.layout, **params), state.dtype, combiner, (state,), params)
 
     create.__name__, create.__qualname__ = f"Create_{where.__name__}", f"Datatype.Create_{where.__name__}"

@@ -172,31 +172,31 @@ class File(HasErrhandler, Handle):
 
     # ---- the pointers
 
+    def _seekable(self) -> OpenFile:
+        state = self._open()
+        state.refuse(constants.MODE_SEQUENTIAL)
+        return state
+
     @guarded
     def Seek(self, offset: int, whence: int = constants.SEEK_SET) -> None:
         """Set this rank's pointer, in items."""
-        state = self._open()
-        state.refuse(constants.MODE_SEQUENTIAL)
+        state = self._seekable()
         state.position = state.sought(offset, whence, state.position)
 
     @guarded
     def Get_position(self) -> int:
         """This rank's pointer, in items."""
-        self._open().refuse(constants.MODE_SEQUENTIAL)
-        return self._open().position
+        return self._seekable().position
 
     @guarded
     def Seek_shared(self, offset: int, whence: int = constants.SEEK_SET) -> None:
         """Set the shared pointer, in items. Collective."""
-        state = self._open()
-        state.refuse(constants.MODE_SEQUENTIAL)
-        state.move_shared(offset, whence)
+        self._seekable().move_shared(offset, whence)
 
     @guarded
     def Get_position_shared(self) -> int:
         """The shared pointer, in items."""
-        self._open().refuse(constants.MODE_SEQUENTIAL)
-        return self._open().shared.add(0)
+        return self._seekable().shared.add(0)
 
     # ---- data: the methods are made below
 

@@ -164,10 +164,7 @@ class OpenFile(State):
         self._layout, self._item_nbytes = filetype._state.layout, etype._state.size
         self.position = 0
         self.comm.Barrier()
-        if os.path.exists(self.shared.path):
-            self._let_first(lambda: self.shared.add(0, replace=True))
-        else:
-            self._let_first(lambda: None)
+        self._let_first(lambda: os.path.exists(self.shared.path) and self.shared.add(0, replace=True))
 
     def _pieces(self, item: int, nbytes: int) -> Pieces:
         """Where bytes of the view lie in the file."""

@@ -234,10 +234,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
         block = into if origin is None else simple(origin, writable=False)
         if target_rank == constants.PROC_NULL:
             return
-        _one("origin", block)
-        _one("result", into)
-        if block.type is not into.type:
-            raise ValueError("mismatch in origin and result MPI datatypes")
+        _check_elements(origin=block, result=into)
         self._combine(block, into, target_rank, target_disp, op)
 
     def _fetched_fast(
@@ -272,10 +269,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
         into = simple(result, writable=True)
         if target_rank == constants.PROC_NULL:
             return
-        for name, one in (("origin", block), ("compare", old), ("result", into)):
-            _one(name, one)
-            if one.type is not block.type:
-                raise ValueError(f"mismatch in origin and {name} MPI datatypes")
+        _check_elements(origin=block, compare=old, result=into)
         items = Items(state, target_rank, block, target_disp)
         former = np.empty(block.nbytes, np.uint8)
         state.call("swap", old.pack(), block.pack(), former, items.home, items.runs[0][0])
@@ -306,9 +300,12 @@ def _size(size: int) -> int:
     return size
 
 
-def _one(name: str, block: Block) -> None:
-    if block.count != 1:
-        raise ValueError(f"{name}: expecting a single element, got {block.count}")
+def _check_elements(origin: Block, **others: Block) -> None:
+    for name, one in {"origin": origin, **others}.items():
+        if one.count != 1:
+            raise ValueError(f"{name}: expecting a single element, got {one.count}")
+        if one.type is not origin.type:
+            raise ValueError(f"mismatch in origin and {name} MPI datatypes")
 
 
 WIN_NULL = Win()

@@ -162,7 +162,7 @@ class Message(_Handles):
         """The object of the message."""
         return self.irecv().wait(status)
 
-    def irecv(self) -> Request:
+    def irecv(self) -> Any:
         """Receive it; the request gives the object."""
         (found,) = self
         if found == MPI.MESSAGE_NO_PROC:

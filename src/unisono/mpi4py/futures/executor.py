@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import functools
 import itertools
@@ -110,10 +109,10 @@ def _chunks(iterable: Iterable[Any], size: int) -> Iterator[tuple[tuple[Any, ...
 
 
 class MPIPoolExecutor(_Mapping):
-    """Makes calls on ranks: those of `python -m mpi4py.futures`, or new ones.
+    """Makes calls on ranks: the workers of `python -m mpi4py.futures`.
 
     Args:
-        max_workers: how many ranks to start, where they are not there already.
+        max_workers: how many ranks mpi4py would start; here they start with the program.
         initializer, initargs: a call that each worker makes first.
         options: `path`, `wdir`, `env`, `globals`, `main=False`, as in mpi4py. Pickles are always sent with
             their buffers out of band, so `use_pkl5` changes nothing.
@@ -182,9 +181,18 @@ class MPIPoolExecutor(_Mapping):
         return self._crew  # type: ignore[return-value]
 
     def _workers(self) -> Threads:
-        """The workers that are there already, or new ones."""
+        """The workers that are there already.
+
+        Raises:
+            NotImplementedError: there are none, and the launcher starts no more ranks.
+        """
         if shared is None:
-            return _spawned(int(self._asked or 1))
+            command = (
+                f"unisono run --replace mpi4py -n {int(self._asked or 1) + 1} -m mpi4py.futures script.py"
+            )
+            raise NotImplementedError(
+                f"no new ranks can be started: start the workers with the program: {command}"
+            )
         return shared if shared.size else Threads(1)
 
     def _open(self, crew: Threads, script: dict[str, Any] | None) -> None:
@@ -207,27 +215,6 @@ def _check(max_workers: int | None, initializer: Any) -> None:
         raise ValueError("max_workers must be greater than 0")
     if initializer is not None and not callable(initializer):
         raise TypeError("initializer must be a callable")
-
-
-def _spawned(count: int) -> Crew:
-    """Workers that are started now.
-
-    Raises:
-        MPI.Exception: this launcher starts no more ranks.
-    """
-    try:
-        command = ["-m", "unisono.mpi4py.futures.command"]
-        comm = MPI.COMM_SELF.Spawn(sys.executable, command, count)
-    except (MPI.Exception, NotImplementedError) as error:
-        error.args = (*error.args, f"Start the ranks with the program: {_how(count)}")
-        raise
-    crew = Crew(comm.Merge(high=False), 0)
-    atexit.register(crew.close)
-    return crew
-
-
-def _how(count: int) -> str:
-    return f"unisono run --replace mpi4py -n {count + 1} -m mpi4py.futures script.py"
 
 
 class MPICommExecutor:
