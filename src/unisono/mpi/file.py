@@ -255,10 +255,10 @@ def _make_methods() -> None:
         if call.endswith(NOT_BOTH):
             forms += [(call + "_begin", _begun, "; begin"), (call + "_end", _ended, "; end")]
         for name, form, more in forms:
-            method = guarded(_method(call, form))
+            method = _method(call, form)
             method.__name__, method.__qualname__ = name, f"File.{name}"
             method.__doc__ = f"{call.partition('_')[0]} {where}{more}."
-            setattr(File, name, method)
+            setattr(File, name, guarded(method))
 
 
 _make_methods()

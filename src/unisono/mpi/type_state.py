@@ -57,4 +57,4 @@ def _turned(raw: Any, nbytes: int) -> Any:
     """Numbers of `nbytes` with their bytes in the other order."""
     if nbytes in (1, 2, 4, 8):
         return raw.view(f"u{nbytes}").byteswap().view(np.uint8)
-    return raw.reshape(-1, nbytes)[:, ::-1].reshape(raw.shape)
+    return np.ascontiguousarray(raw.reshape(-1, nbytes)[:, ::-1]).reshape(raw.shape)

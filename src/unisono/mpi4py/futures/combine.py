@@ -15,7 +15,7 @@ def collect(fs: Collection[Future[Any]]) -> Future[list[Any]]:
     If it is cancelled, all of `fs` are.
     """
     items = list(fs)
-    whole = _after(items)
+    whole: Future[list[Any]] = type(items[0])() if items else Future()
     if not items:
         whole.set_result([])
         return whole
@@ -28,6 +28,8 @@ def collect(fs: Collection[Future[Any]]) -> Future[list[Any]]:
         elif all(item.done() and not item.cancelled() and item.exception() is None for item in items):
             _settle(whole, [item.result() for item in items])
 
+    whole.add_done_callback(lambda _: [item.cancel() for item in items])
+    whole.add_done_callback(_notify_cancel)
     for item in set(items):
         item.add_done_callback(note)
     return whole
@@ -42,7 +44,7 @@ def compose(
 
     An exception that `excepthook` returns, and one that a hook raises, is that of the new future.
     """
-    new = _after([future])
+    new: Future[Any] = type(future)()
 
     def settle(done: Future[Any]) -> None:
         if done.cancelled():
@@ -61,22 +63,15 @@ def compose(
         else:
             _settle(new, value)
 
+    new.add_done_callback(lambda done: done.cancelled() and future.cancel())
+    new.add_done_callback(_notify_cancel)
     future.add_done_callback(settle)
     return new
 
 
-def _after(items: list[Future[Any]]) -> Future[Any]:
-    """A new future that depends on others: once it has ended, those that have not begun are cancelled."""
-    new: Future[Any] = type(items[0])() if items else Future()
-
-    def notify(done: Future[Any]) -> None:
-        for item in items:
-            item.cancel()
-        if done.cancelled():
-            done.set_running_or_notify_cancel()
-
-    new.add_done_callback(notify)
-    return new
+def _notify_cancel(future: Future[Any]) -> None:
+    if future.cancelled():
+        future.set_running_or_notify_cancel()
 
 
 def _settle(future: Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
