@@ -18,13 +18,16 @@ Pickle = MPI.Pickle
 pickle = Pickle()
 
 
-def dumps(obj: Any) -> bytearray:
-    """An object as one message: the number of parts, their sizes, and the parts."""
+def dumps(obj: Any, room: Any = b"") -> Any:
+    """An object as one message: the number of parts, their sizes, and the parts.
+
+    room: memory for it, which is used if it is large enough.
+    """
     data, buffers = pickle.dumps_oob(obj)
     parts = [memoryview(part).cast("B") for part in (data, *buffers)]
     sizes = [part.nbytes for part in parts]
     starts, nbytes = _places(sizes)
-    message = bytearray(nbytes)
+    message = memoryview(room)[:nbytes] if len(room) >= nbytes else bytearray(nbytes)
     struct.pack_into(f"{len(parts) + 1}q", message, 0, len(parts), *sizes)
     for start, part in zip(starts, parts, strict=True):
         message[start : start + part.nbytes] = part

@@ -7,6 +7,7 @@ Several executors may share a crew.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -88,6 +89,8 @@ class Crew(Threads):
         self._ranks = [rank for rank in range(comm.Get_size()) if rank != master]
         self._left = iter(self._ranks)
         self._mine = threading.local()
+        self._sending = threading.Lock()
+        self._room: Any = b""
         self._broken = ""
         self._loaded = False
         super().__init__(len(self._ranks))
@@ -108,16 +111,21 @@ class Crew(Threads):
         self._mine.rank = next(self._left)
 
     def _make(self, call: Call) -> Any:
-        message = pkl5.dumps(call)
-        if self._broken:
-            raise BrokenExecutor(self._broken)
-        try:
-            self._comm.Send([message, MPI.BYTE], self._mine.rank, CALL)
-            result, _ = pkl5.receive(self._comm, self._mine.rank, RESULT)
-        except Exception as error:
-            self._broken = str(error) or type(error).__name__
-            raise BrokenExecutor(self._broken) from error
+        with self._sending:  # in memory that was used before: that of new pages takes as long as the copy
+            message = pkl5.dumps(call, self._room)
+            self._room = max(self._room, message, key=len)
+            self._transfer(self._comm.Send, [message, MPI.BYTE], self._mine.rank, CALL)
+        result, _ = self._transfer(pkl5.receive, self._comm, self._mine.rank, RESULT)
         answer = pkl5.loads(result)
         if isinstance(answer, WorkerFailure):
             raise answer.rebuilt()
         return answer[0]
+
+    def _transfer(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A call of `comm`; if it fails, a worker is lost, and the crew takes no more tasks."""
+        if not self._broken:
+            try:
+                return call(*args)
+            except Exception as error:  # noqa: BLE001 (all futures say so)
+                self._broken = str(error) or type(error).__name__
+        raise BrokenExecutor(self._broken)
