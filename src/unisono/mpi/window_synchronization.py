@@ -81,7 +81,7 @@ class Synchronization:
         if rank in state.locked:
             raise Exception(constants.ERR_RMA_SYNC, f"this rank has the lock of rank {rank} already")
         shared = lock_type == constants.LOCK_SHARED
-        state.call("lock", state.ranks[rank], shared)
+        state.check(state.native.lock(state.ranks[rank], shared, state.forever), "Lock")
         state.locked[rank] = lock_type
 
     def Unlock(self, rank: int) -> None:
@@ -91,7 +91,7 @@ class Synchronization:
             return
         if state.locked.pop(rank, None) is None:
             raise Exception(constants.ERR_RMA_SYNC, f"this rank does not have the lock of rank {rank}")
-        state.call("unlock", state.ranks[rank])
+        state.check(state.native.unlock(state.ranks[rank], state.forever), "Unlock")
 
     def Lock_all(self, assertion: int = 0) -> None:
         """Take the locks of all ranks, with others."""
@@ -109,12 +109,12 @@ class Synchronization:
         """Wait until this rank's calls have had their effect at a rank."""
         state = self._alive()
         if rank != constants.PROC_NULL:
-            state.call("flush", state.places[rank].home)
+            state.check(state.native.flush(state.places[rank].home, state.forever), "Flush")
 
     def Flush_all(self) -> None:
         """The same at all ranks."""
         state = self._alive()
-        state.call("flush", None)
+        state.check(state.native.flush(None, state.forever), "Flush_all")
 
     def Flush_local(self, rank: int) -> None:
         """The buffers of this rank's calls may be used again: they may when a call returns."""
@@ -127,4 +127,4 @@ class Synchronization:
     def Sync(self) -> None:
         """Order this rank's own loads and stores with those of others."""
         state = self._alive()
-        state.call("flush", state.world.rank)
+        state.check(state.native.flush(state.world.rank, state.forever), "Sync")

@@ -174,8 +174,7 @@ class AsyncResult:
         Raises:
             TimeoutError: it did not come within `timeout` seconds, or was cancelled.
         """
-        self.wait(timeout)
-        if not self.ready():
+        if not self._event.wait(timeout):
             raise TimeoutError
         try:
             return self.future.result()
