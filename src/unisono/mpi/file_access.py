@@ -180,7 +180,7 @@ class OpenFile(State):
         where, rest = self._layout, file_nbytes - self.displacement
         if rest <= 0 or where.size == 0:
             return 0
-        items, rest = divmod(rest, where.extent) if where.extent > 0 else (1, 0)
+        items, rest = divmod(rest, where.extent) if where.extent > 0 else (1, where.true_lb)
         nbytes = items * where.size + int(np.clip(rest - where.pieces.starts, 0, where.pieces.lengths).sum())
         return -(-nbytes // self._item_nbytes)
 
