@@ -29,46 +29,38 @@ def at_address(address: int, nbytes: int, kept: Any = None, readonly: bool = Fal
     return np.asarray(_Kept(address, nbytes, kept, readonly))
 
 
-class BottomType(int):
+class _Constant(int):
+    """An int that is one place of memory for MPI, with its name."""
+
+    _value, _name = 0, ""
+
+    def __new__(cls) -> Any:
+        """Its only value."""
+        return super().__new__(cls, cls._value)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def __reduce__(self) -> Any:
+        return self._name
+
+
+class BottomType(_Constant):
     """The type of BOTTOM: displacements are addresses."""
 
-    def __new__(cls) -> Any:
-        """The address 0."""
-        return super().__new__(cls, 0)
-
-    def __repr__(self) -> str:
-        return "BOTTOM"
-
-    def __reduce__(self) -> Any:
-        return "BOTTOM"
+    _value, _name = 0, "BOTTOM"
 
 
-class InPlaceType(int):
+class InPlaceType(_Constant):
     """The type of IN_PLACE: the data is in the receive buffer."""
 
-    def __new__(cls) -> Any:
-        """Its only value."""
-        return super().__new__(cls, -1)
-
-    def __repr__(self) -> str:
-        return "IN_PLACE"
-
-    def __reduce__(self) -> Any:
-        return "IN_PLACE"
+    _value, _name = -1, "IN_PLACE"
 
 
-class BufferAutomaticType(int):
+class BufferAutomaticType(_Constant):
     """The type of BUFFER_AUTOMATIC: no memory needs to be attached."""
 
-    def __new__(cls) -> Any:
-        """Its only value."""
-        return super().__new__(cls, 0)
-
-    def __repr__(self) -> str:
-        return "BUFFER_AUTOMATIC"
-
-    def __reduce__(self) -> Any:
-        return "BUFFER_AUTOMATIC"
+    _value, _name = 0, "BUFFER_AUTOMATIC"
 
 
 BOTTOM, IN_PLACE, BUFFER_AUTOMATIC = BottomType(), InPlaceType(), BufferAutomaticType()
@@ -114,19 +106,14 @@ def _of_array(x: Any) -> Any:
         flat = x.T.reshape(-1)
     else:
         raise BufferError("ndarray is not contiguous")
-    return flat.view(np.uint8) if x.dtype != object else _refuse_objects()
-
-
-def _refuse_objects() -> Any:
-    raise ValueError("message: an array of Python objects has no bytes to send; use the lowercase call")
+    if x.dtype == object:
+        raise ValueError("message: an array of Python objects has no bytes to send; use the lowercase call")
+    return flat.view(np.uint8)
 
 
 def _code(dtype: Any) -> str:
-    if dtype.kind in "Vmo" or dtype.byteorder == ">":
-        return str(dtype.str)
-    return (
-        "S" if dtype.kind == "S" and dtype.itemsize == 1 else dtype.char if dtype.kind != "S" else dtype.str
-    )
+    text = dtype.kind == "S" and dtype.itemsize > 1
+    return str(dtype.str if text or dtype.kind in "Vmo" or dtype.byteorder == ">" else dtype.char)
 
 
 def _of_object(x: Any) -> tuple[Any, str]:
@@ -164,13 +151,6 @@ def _of_interface(x: Any) -> tuple[Any, str]:
     return _of_cuda_interface(face, x)
 
 
-def _fields_as_bytes(face: dict[str, Any], x: Any) -> tuple[Any, str]:
-    """The memory of items with several fields: as bytes."""
-    nbytes = int(face["typestr"][2:])
-    plain = {**face, "shape": (*face["shape"], nbytes), "typestr": "|u1", "strides": None, "descr": []}
-    return _of_cuda_interface(plain, x)
-
-
 def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
     typestr, shape = face["typestr"], face["shape"]
     if not isinstance(typestr, str) or not isinstance(shape, list | tuple):
@@ -184,7 +164,8 @@ def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
         warnings.warn(
             "__cuda_array_interface__: the fields of descr are moved as bytes", RuntimeWarning, stacklevel=2
         )
-        return _fields_as_bytes(face, x)
+        plain = {**face, "shape": (*shape, int(typestr[2:])), "typestr": "|u1", "strides": None, "descr": []}
+        return _of_cuda_interface(plain, x)
     if face.get("mask") is not None:
         raise BufferError("__cuda_array_interface__: cannot handle masked arrays")
     try:

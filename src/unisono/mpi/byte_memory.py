@@ -164,47 +164,25 @@ def Aint_diff(addr1: int, addr2: int) -> int:
     return addr1 - addr2
 
 
-class Attached:
-    """The memory that a program gives for buffered sends. They need none: it is only kept.
-
-    owner: whose it is: of the process, of a communicator, of a session.
-    """
-
-    def __init__(self) -> None:
-        self._kept: Any = None
-
-    def attach(self, buf: Any) -> None:
-        """Keep it."""
-        if self._kept is not None:
-            raise Exception(constants.ERR_BUFFER, "a buffer is attached already")
-        if buf is not BUFFER_AUTOMATIC and buf is not None:
-            bytes_of(buf, writable=True)
-        self._kept = buf
-
-    def detach(self) -> Any:
-        """Give it back."""
-        found, self._kept = self._kept, None
-        return found
-
-
 class HasBuffer:
-    """The methods of an object to which memory for buffered sends can be attached."""
+    """The methods of an object to which memory for buffered sends can be attached. They need none."""
 
     _alive: Any
 
-    def _attached(self) -> Attached:
-        state = self._alive()
-        if getattr(state, "attached", None) is None:
-            state.attached = Attached()
-        return state.attached
-
     def Attach_buffer(self, buf: Any) -> None:
-        """Give memory for buffered sends, which need none."""
-        self._attached().attach(buf)
+        """Give memory for buffered sends, which is only kept."""
+        state = self._alive()
+        if getattr(state, "attached", None) is not None:
+            raise Exception(constants.ERR_BUFFER, "a buffer is attached already")
+        if buf is not BUFFER_AUTOMATIC and buf is not None:
+            bytes_of(buf, writable=True)
+        state.attached = buf
 
     def Detach_buffer(self) -> Any:
         """The memory that was attached."""
-        return self._attached().detach()
+        state = self._alive()
+        found, state.attached = getattr(state, "attached", None), None
+        return found
 
     def Flush_buffer(self) -> None:
         """Wait until buffered sends have left their buffer: they have."""
@@ -213,17 +191,14 @@ class HasBuffer:
     def Iflush_buffer(self) -> Any:
         """See `Flush_buffer`."""
         self._alive()
-        return Iflush_buffer()
+        return Request._for(Ended())
 
 
-_process = Attached()
-Attach_buffer, Detach_buffer = _process.attach, _process.detach
+class _Process(HasBuffer):
+    def _alive(self) -> Any:
+        return self
 
 
-def Flush_buffer() -> None:
-    """Wait until buffered sends have left their buffer: they have."""
-
-
-def Iflush_buffer() -> Any:
-    """See `Flush_buffer`."""
-    return Request._for(Ended())
+_process = _Process()
+Attach_buffer, Detach_buffer = _process.Attach_buffer, _process.Detach_buffer
+Flush_buffer, Iflush_buffer = _process.Flush_buffer, _process.Iflush_buffer

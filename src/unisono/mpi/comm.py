@@ -14,8 +14,8 @@ from unisono.mpi.ending import abort
 from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
 from unisono.mpi.fast_collectives import FastCollectives
 from unisono.mpi.group import Group, Members
-from unisono.mpi.handle import Handle
-from unisono.mpi.info import Info
+from unisono.mpi.handle import Handle, HasName
+from unisono.mpi.info import HasInfo, Info
 from unisono.mpi.lane import Lane
 from unisono.mpi.objects import ObjectCollectives, ObjectMessages
 from unisono.mpi.point_to_point import PointToPoint
@@ -29,7 +29,7 @@ from unisono.mpi.transport import MOST_TAG
 
 class Comm(
     FastCollectives, ObjectCollectives, PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer,
-    Recovery, Handle,
+    HasName, HasInfo, Recovery, Handle,
 ):  # fmt: skip
     """Ranks that communicate."""
 
@@ -97,26 +97,6 @@ class Comm(
             return constants.CONGRUENT
         alike = all(set(one) == set(two) for one, two in sides)
         return constants.SIMILAR if alike else constants.UNEQUAL
-
-    def Get_name(self) -> str:
-        """Its name."""
-        return "MPI_COMM_NULL" if self._state is None else self._state.name
-
-    def Set_name(self, name: str) -> None:
-        """Set its name."""
-        self._alive().name = name
-
-    name = property(Get_name, Set_name)
-
-    def Get_info(self) -> Info:
-        """Its hints."""
-        return Info.Create(self._alive().info)
-
-    def Set_info(self, info: Info) -> None:
-        """Set hints. None has an effect."""
-        self._alive().info.update(dict(info.items()))
-
-    info = property(Get_info, Set_info)
 
     def _predefined(self) -> dict[int, Any]:
         return {

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from unisono.mpi import constants, layout
+from unisono.mpi import constants, constructors
 from unisono.mpi.attributes import HasAttributes
-from unisono.mpi.darray import owned_indices
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.fortran_types import FortranTypes
-from unisono.mpi.handle import Handle
+from unisono.mpi.handle import Handle, HasName
 from unisono.mpi.layout import Layout
 from unisono.mpi.packing import Packing
-from unisono.mpi.type_state import Type, codes
+from unisono.mpi.type_state import Type, codes, named
 
 _COMBINERS = {
     number: name.removeprefix("COMBINER_")
@@ -24,9 +24,49 @@ _COMBINERS = {
 }
 _F90 = tuple(number for number, name in _COMBINERS.items() if name.startswith("F90"))
 _PREDEFINED = (constants.COMBINER_NAMED, constants.COMBINER_VALUE_INDEX, *_F90)
+_CLASSES = {
+    constants.TYPECLASS_INTEGER: "INTEGER", constants.TYPECLASS_REAL: "REAL",
+    constants.TYPECLASS_COMPLEX: "COMPLEX", constants.TYPECLASS_LOGICAL: "LOGICAL",
+}  # fmt: skip
+_DIGITS = ((2, "INTEGER1"), (4, "INTEGER2"), (9, "INTEGER4"), (18, "INTEGER8"))
+_PAIRED = ("SHORT", "INT", "LONG", "FLOAT", "DOUBLE", "LONG_DOUBLE")
 
 
-class Datatype(FortranTypes, HasAttributes, Packing, Handle):
+def _constructor(where: Callable[..., Layout]) -> Any:
+    """A method `Create_...` of Datatype. where: makes the layout from that of the old type, and arguments."""
+    signature = inspect.signature(where)
+    names = list(signature.parameters)[1:]
+    combiner = getattr(constants, f"COMBINER_{where.__name__.upper()}")
+
+    @functools.wraps(where)
+    def create(self: Datatype, *args: Any, **options: Any) -> Datatype:
+        state = self._alive()
+        if options or len(args) != len(names):
+            given = signature.bind(state.layout, *args, **options)
+            given.apply_defaults()
+            args = given.args[1:]
+        params = {name: _checked(name, value) for name, value in zip(names, args, strict=True)}
+        return self._made(where(state.layout, **params), state.dtype, combiner, (state,), params)
+
+    create.__name__, create.__qualname__ = f"Create_{where.__name__}", f"Datatype.Create_{where.__name__}"
+    return create
+
+
+def _checked(name: str, value: Any) -> Any:
+    """An integer argument; those whose names are plural are lists.
+
+    Raises:
+        TypeError: it is none.  Exception: it is a negative count.
+    """
+    if name.endswith("s"):
+        return [_checked(name[:-1], one) for one in value]
+    number = whole(value, name)
+    if number < 0 and name in ("count", "blocklength"):
+        raise Exception(constants.ERR_ARG, f"a {name} is {number}")
+    return number
+
+
+class Datatype(HasAttributes, HasName, Packing, Handle):
     """The type of the items of a message."""
 
     _state: Any
@@ -62,16 +102,6 @@ class Datatype(FortranTypes, HasAttributes, Packing, Handle):
     true_lb = property(lambda self: self.Get_true_extent()[0], doc="Where its data begins.")
     true_ub = property(lambda self: sum(self.Get_true_extent()), doc="Where its data ends.")
 
-    def Get_name(self) -> str:
-        """Its name."""
-        return "MPI_DATATYPE_NULL" if self._state is None else self._state.name
-
-    def Set_name(self, name: str) -> None:
-        """Set its name."""
-        self._alive().name = name
-
-    name = property(Get_name, Set_name)
-
     def tocode(self) -> str:
         """The character, or string, of NumPy for a named type."""
         if self._state is None or self._state.code is None:
@@ -103,151 +133,88 @@ class Datatype(FortranTypes, HasAttributes, Packing, Handle):
 
     # ---- new types of it
 
-    def _make(self, where: Layout, combiner: int, **params: Any) -> Datatype:
-        state = self._alive()
-        made: Datatype = type(self)._of(Type(where, state.dtype, combiner, (state,), params))
+    @classmethod
+    def _made(cls, *state: Any) -> Datatype:
+        made: Datatype = cls._of(Type(*state))
         return made
 
     def Dup(self) -> Datatype:
         """The same type, with the attributes that are copied."""
-        made = self._make(self._alive().layout, constants.COMBINER_DUP)
-        made._state.code = self._state.code
+        state = self._alive()
+        made = self._made(state.layout, state.dtype, constants.COMBINER_DUP, (state,))
+        made._state.code = state.code
         self._copy_all(made._state)
         return made
 
     Clone = Create_dup = Dup
 
-    def Create_contiguous(self, count: int) -> Datatype:
-        """`count` items."""
-        one = self._alive().layout
-        made = layout.repeated(one, _count(count), one.extent)
-        return self._make(made, constants.COMBINER_CONTIGUOUS, count=count)
-
-    def Create_vector(self, count: int, blocklength: int, stride: int) -> Datatype:
-        """`count` blocks, `stride` items apart."""
-        one = self._alive().layout
-        block = layout.repeated(one, _count(blocklength), one.extent)
-        made = layout.repeated(block, _count(count), whole(stride, "stride") * one.extent)
-        params = {"count": count, "blocklength": blocklength, "stride": stride}
-        return self._make(made, constants.COMBINER_VECTOR, **params)
-
-    def Create_hvector(self, count: int, blocklength: int, stride: int) -> Datatype:
-        """`count` blocks, `stride` bytes apart."""
-        one = self._alive().layout
-        block = layout.repeated(one, _count(blocklength), one.extent)
-        made = layout.repeated(block, _count(count), whole(stride, "stride"))
-        params = {"count": count, "blocklength": blocklength, "stride": stride}
-        return self._make(made, constants.COMBINER_HVECTOR, **params)
-
-    def _blocks(self, lengths: Sequence[int], displacements: Sequence[int], unit: int) -> Layout:
-        one = self._alive().layout
-        return layout.joined(
-            (at * unit, layout.repeated(one, _count(length), one.extent))
-            for length, at in zip(lengths, displacements, strict=True)
-        )
-
-    def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
-        """Blocks of these lengths, displaced by items."""
-        lengths, at = _lists(blocklengths, displacements)
-        made = self._blocks(lengths, at, self._alive().extent)
-        return self._make(made, constants.COMBINER_INDEXED, blocklengths=lengths, displacements=at)
-
-    def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Datatype:
-        """Blocks of these lengths, displaced by bytes."""
-        lengths, at = _lists(blocklengths, displacements)
-        made = self._blocks(lengths, at, 1)
-        return self._make(made, constants.COMBINER_HINDEXED, blocklengths=lengths, displacements=at)
-
-    def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Datatype:
-        """Blocks of one length, displaced by items."""
-        at = [whole(one, "displacement") for one in displacements]
-        made = self._blocks([blocklength] * len(at), at, self._alive().extent)
-        return self._make(made, constants.COMBINER_INDEXED_BLOCK, blocklength=blocklength, displacements=at)
-
-    def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> Datatype:
-        """Blocks of one length, displaced by bytes."""
-        at = [whole(one, "displacement") for one in displacements]
-        made = self._blocks([blocklength] * len(at), at, 1)
-        return self._make(made, constants.COMBINER_HINDEXED_BLOCK, blocklength=blocklength, displacements=at)
+    Create_contiguous = _constructor(constructors.contiguous)
+    Create_vector = _constructor(constructors.vector)
+    Create_hvector = _constructor(constructors.hvector)
+    Create_indexed = _constructor(constructors.indexed)
+    Create_hindexed = _constructor(constructors.hindexed)
+    Create_indexed_block = _constructor(constructors.indexed_block)
+    Create_hindexed_block = _constructor(constructors.hindexed_block)
+    Create_subarray = _constructor(constructors.subarray)
+    Create_darray = _constructor(constructors.darray)
+    Create_resized = Resized = _constructor(constructors.resized)
 
     @classmethod
     def Create_struct(
         cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence[Datatype]
     ) -> Datatype:
         """Blocks of these lengths and types, displaced by bytes."""
-        lengths, at = _lists(blocklengths, displacements)
-        types = [one._alive() for one in datatypes]
-        if len(types) != len(lengths):
-            raise ValueError(f"expecting {len(lengths)} items, got {len(types)}")
-        made = layout.padded(
-            layout.joined(
-                (shift, layout.repeated(one.layout, _count(length), one.extent))
-                for length, shift, one in zip(lengths, at, types, strict=True)
-            )
-        )
+        lengths, at = _checked("blocklengths", blocklengths), _checked("displacements", displacements)
+        types = tuple(one._alive() for one in datatypes)
+        made = constructors.struct([one.layout for one in types], lengths, at)
         alike = {one.dtype for one in types}
         params = {"blocklengths": lengths, "displacements": at, "datatypes": list(datatypes)}
         dtype = alike.pop() if len(alike) == 1 else None
-        state = Type(made, dtype, constants.COMBINER_STRUCT, tuple(types), params)
-        result: Datatype = cls._of(state)
-        return result
+        return cls._made(made, dtype, constants.COMBINER_STRUCT, types, params)
 
-    def Create_subarray(
-        self,
-        sizes: Sequence[int],
-        subsizes: Sequence[int],
-        starts: Sequence[int],
-        order: int = constants.ORDER_C,
-    ) -> Datatype:
-        """A part of an array."""
-        one = self._alive().layout
-        sizes, subsizes, starts = (
-            [whole(i, "an extent") for i in each] for each in (sizes, subsizes, starts)
-        )
-        if not len(sizes) == len(subsizes) == len(starts):
-            raise ValueError(f"expecting {len(sizes)} items in sizes, subsizes and starts")
-        if any(b < 1 or s < 0 or s + b > n for n, b, s in zip(sizes, subsizes, starts, strict=True)):
-            raise Exception(constants.ERR_ARG, f"part {subsizes} at {starts} of an array {sizes}")
-        made, shift, step = one, 0, one.extent
-        axes = list(zip(sizes, subsizes, starts, strict=True))
-        for size, part, start in reversed(axes) if order == constants.ORDER_C else axes:
-            made = layout.repeated(made, part, step)
-            shift += start * step
-            step *= size
-        made = layout.joined([(shift, made)]).resized(0, step)
-        params = {"sizes": sizes, "subsizes": subsizes, "starts": starts, "order": order}
-        return self._make(made, constants.COMBINER_SUBARRAY, **params)
+    # ---- types that Fortran asks for
 
-    def Create_darray(
-        self,
-        size: int,
-        rank: int,
-        gsizes: Sequence[int],
-        distribs: Sequence[int],
-        dargs: Sequence[int],
-        psizes: Sequence[int],
-        order: int = constants.ORDER_C,
-    ) -> Datatype:
-        """The part that `rank` has of an array that is distributed over a grid of `size` ranks."""
-        one = self._alive().layout
-        made, step = one, one.extent
-        axes = owned_indices(size, rank, gsizes, distribs, dargs, psizes)
-        pairs = list(zip(gsizes, axes, strict=True))
-        for length, mine in reversed(pairs) if order == constants.ORDER_C else pairs:
-            made = layout.joined((index * step, made) for index in mine)
-            step *= length
-        params = {
-            "size": size, "rank": rank, "gsizes": list(gsizes), "distribs": list(distribs),
-            "dargs": list(dargs), "psizes": list(psizes), "order": order,
-        }  # fmt: skip
-        return self._make(made.resized(0, step), constants.COMBINER_DARRAY, **params)
+    @classmethod
+    def Match_size(cls, typeclass: int, size: int) -> Datatype:
+        """The Fortran type of a class with this size."""
+        found: Datatype = named.get(f"{_CLASSES.get(typeclass)}{size}", DATATYPE_NULL)
+        if not found:
+            raise Exception(constants.ERR_ARG, f"there is no type of {size} bytes in class {typeclass}")
+        return found
 
-    def Create_resized(self, lb: int, extent: int) -> Datatype:
-        """The same data with other bounds."""
-        made = self._alive().layout.resized(whole(lb, "lb"), whole(extent, "extent"))
-        return self._make(made, constants.COMBINER_RESIZED, lb=lb, extent=extent)
+    @classmethod
+    def Get_value_index(cls, value: Datatype, index: Datatype) -> Datatype:
+        """The type of pairs for MAXLOC; null where there is none."""
+        if not value or not index:
+            raise Exception(constants.ERR_TYPE, "a datatype is null")
+        pairs = (named[f"{name}_INT"] for name in _PAIRED if index == named["INT"] and value == named[name])
+        return next(pairs, cls())
 
-    Resized = Create_resized
+    @classmethod
+    def Create_f90_integer(cls, r: int) -> Datatype:
+        """Fortran's integer of r decimal digits."""
+        base = next((name for digits, name in _DIGITS if r <= digits), None)
+        if base is None:
+            raise Exception(constants.ERR_ARG, f"there is no integer of {r} digits")
+        return cls._f90(base, constants.COMBINER_F90_INTEGER, r=r)
+
+    @classmethod
+    def Create_f90_real(cls, p: int, r: int) -> Datatype:
+        """Fortran's real number of p digits and an exponent of r."""
+        return cls._f90("REAL4" if p <= 6 and r <= 37 else "REAL8", constants.COMBINER_F90_REAL, p=p, r=r)
+
+    @classmethod
+    def Create_f90_complex(cls, p: int, r: int) -> Datatype:
+        """Fortran's complex number of such reals."""
+        base = "COMPLEX8" if p <= 6 and r <= 37 else "COMPLEX16"
+        return cls._f90(base, constants.COMBINER_F90_COMPLEX, p=p, r=r)
+
+    @classmethod
+    def _f90(cls, base: str, combiner: int, **params: int) -> Datatype:
+        where = named[base]._state
+        made = cls._made(where.layout, where.dtype, combiner, (), params)
+        made._state.code = where.code
+        return made
 
     def Commit(self) -> Datatype:
         """Returns itself: a type is ready once it is made."""
@@ -323,40 +290,19 @@ def _create(base: Datatype, combiner: str, params: dict[str, Any]) -> Datatype:
 
 
 def _numbers_of(state: Type) -> tuple[list[int], list[int]]:
-    """The integers and addresses of `Get_contents`."""
+    """The integers and addresses of `Get_contents`: the length of lists is an integer before them."""
     params, name = dict(state.params), _COMBINERS[state.combiner]
     params.pop("datatypes", None)
-    if name == "HVECTOR":
-        return [params["count"], params["blocklength"]], [params["stride"]]
-    if name == "RESIZED":
-        return [], [params["lb"], params["extent"]]
-    lengths, at = params.get("blocklengths", []), params.get("displacements", [])
-    if name == "INDEXED":
-        return [len(lengths), *lengths, *at], []
-    if name in ("HINDEXED", "STRUCT"):
-        return [len(lengths), *lengths], at
-    if name == "INDEXED_BLOCK":
-        return [len(at), params["blocklength"], *at], []
-    if name == "HINDEXED_BLOCK":
-        return [len(at), params["blocklength"]], at
-    integers: list[int] = [len(params["sizes"])] if name == "SUBARRAY" else []
+    in_bytes = ("stride", "displacements") if name.startswith("H") or name == "STRUCT" else ("lb", "extent")
+    numbers: tuple[list[int], list[int]] = [], []
+    lists = [value for value in params.values() if isinstance(value, list)][:1]
+    if name.endswith("BLOCK"):
+        numbers[0].append(len(lists.pop()))
     for key, value in params.items():
-        integers += [len(value), *value] if key == "gsizes" else value if isinstance(value, list) else [value]
-    return integers, []
-
-
-def _count(value: Any) -> int:
-    number = whole(value, "count")
-    if number < 0:
-        raise Exception(constants.ERR_ARG, f"a count is {number}")
-    return number
-
-
-def _lists(lengths: Sequence[int], displacements: Sequence[int]) -> tuple[list[int], list[int]]:
-    lengths, at = [_count(one) for one in lengths], [whole(one, "displacement") for one in displacements]
-    if len(lengths) != len(at):
-        raise ValueError(f"expecting {len(lengths)} items, got {len(at)}")
-    return lengths, at
+        if lists and value is lists[0]:
+            numbers[0].append(len(lists.pop()))
+        numbers[key in in_bytes].extend(value if isinstance(value, list) else [value])
+    return numbers
 
 
 DATATYPE_NULL = Datatype()

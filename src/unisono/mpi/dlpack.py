@@ -6,6 +6,7 @@ So the producer keeps the tensor, and the capsule is kept as long as the memory 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from typing import Any
 
@@ -90,9 +91,7 @@ def tensor_of(x: Any) -> tuple[int, int, str, bool, Any]:
     strides = tensor.strides[: tensor.ndim] if tensor.strides and tensor.ndim else None
     if strides is not None and not contiguous(shape, strides, 1):
         raise BufferError("dlpack: the tensor is not contiguous")
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if count and not (tensor.data and readable(tensor.data)):
         raise BufferError("dlpack: the tensor is not in the memory of the host")
     return (tensor.data or 0) + tensor.byte_offset, count * bits // 8, kind, readonly, capsule

@@ -14,11 +14,10 @@ from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import Exception, HasErrhandler, whole
 from unisono.mpi.file_access import NOT_BOTH, OpenFile, guarded, opened
 from unisono.mpi.file_storage import classed
-from unisono.mpi.file_view import View
 from unisono.mpi.group import Group
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.info import INFO_NULL, Info
-from unisono.mpi.message_spec import simple
+from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.named_types import NAMED
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status
@@ -46,37 +45,38 @@ class File(HasErrhandler, Handle):
     # ---- the file
 
     @classmethod
+    @guarded
     def Open(cls, comm: Any, filename: Any, amode: int = constants.MODE_RDONLY, info: Any = INFO_NULL) -> Any:
         """Open a file. All ranks of `comm` call it; it fails on all of them, or on none."""
         file = cls()
-        with guarded(FILE_NULL):
-            file._state = opened(comm, os.fsdecode(filename), whole(amode, "amode"), info)
+        file._state = opened(comm, os.fsdecode(filename), whole(amode, "amode"), info)
         file._state.handler = _default.handler
         return file
 
-    @guarded.method
+    @guarded
     def Close(self) -> None:
         """Close it. Collective; with MODE_DELETE_ON_CLOSE it is then removed."""
         state, self._state = self._open(), None
         state.close()
 
     @classmethod
+    @guarded
     def Delete(cls, filename: Any, info: Any = INFO_NULL) -> None:  # noqa: ARG003 (no hint has an effect)
         """Remove a file that is not open."""
-        with guarded(FILE_NULL), classed(os.fsdecode(filename)):
+        with classed(os.fsdecode(filename)):
             os.unlink(filename)
 
-    @guarded.method
+    @guarded
     def Set_size(self, size: int) -> None:
         """Set its size in bytes. Collective."""
         self._open().resize(whole(size, "size"), os.ftruncate)
 
-    @guarded.method
+    @guarded
     def Preallocate(self, size: int) -> None:
         """Make sure that the first `size` bytes have room on the disk. Collective."""
         self._open().resize(whole(size, "size"), lambda fd, n: os.posix_fallocate(fd, 0, n) if n else None)
 
-    @guarded.method
+    @guarded
     def Get_size(self) -> int:
         """Its size in bytes."""
         return os.fstat(self._open().fd).st_size
@@ -97,8 +97,8 @@ class File(HasErrhandler, Handle):
         """Set hints."""
         self._open().info.update(dict(info.items()))
 
-    size, amode, group = property(Get_size), property(Get_amode), property(Get_group)
     info = property(Get_info, Set_info)
+    size, amode, group = property(Get_size), property(Get_amode), property(Get_group)
 
     @property
     def group_size(self) -> int:
@@ -110,7 +110,7 @@ class File(HasErrhandler, Handle):
         """This process's rank among them."""
         return self._open().comm.Get_rank()  # type: ignore[no-any-return]
 
-    @guarded.method
+    @guarded
     def Sync(self) -> None:
         """Let what this rank has written reach the disk, and other hosts. Collective."""
         state = self._open()
@@ -121,7 +121,7 @@ class File(HasErrhandler, Handle):
         """Whether each access is whole for the others."""
         return self._open().atomic
 
-    @guarded.method
+    @guarded
     def Set_atomicity(self, flag: bool) -> None:
         """Lock the bytes of each access. Collective."""
         state = self._open()
@@ -132,7 +132,7 @@ class File(HasErrhandler, Handle):
 
     # ---- the view
 
-    @guarded.method
+    @guarded
     def Set_view(
         self,
         disp: int = 0,
@@ -152,7 +152,7 @@ class File(HasErrhandler, Handle):
             raise Exception(
                 constants.ERR_ARG, f"disp {disp}, filetype of {seen.size} bytes, etype of {item.size} bytes"
             )
-        state.see(disp, (etype, filetype, datarep), View(disp, seen.layout), item.size)
+        state.see(disp, etype, filetype, datarep)
 
     def Get_view(self) -> tuple[int, Datatype, Datatype, str]:
         """(disp, etype, filetype, datarep)."""
@@ -160,7 +160,7 @@ class File(HasErrhandler, Handle):
         etype, filetype, datarep = state.types
         return state.displacement, Datatype(etype), Datatype(filetype), datarep
 
-    @guarded.method
+    @guarded
     def Get_byte_offset(self, offset: int) -> int:
         """Where an item of the view lies in the file."""
         return self._open().byte_offset(_positive(offset))
@@ -172,38 +172,37 @@ class File(HasErrhandler, Handle):
 
     # ---- the pointers
 
-    @guarded.method
+    def _seekable(self) -> OpenFile:
+        state = self._open()
+        state.refuse(constants.MODE_SEQUENTIAL)
+        return state
+
+    @guarded
     def Seek(self, offset: int, whence: int = constants.SEEK_SET) -> None:
         """Set this rank's pointer, in items."""
-        state = self._open()
-        state.refuse(constants.MODE_SEQUENTIAL)
+        state = self._seekable()
         state.position = state.sought(offset, whence, state.position)
 
-    @guarded.method
+    @guarded
     def Get_position(self) -> int:
         """This rank's pointer, in items."""
-        self._open().refuse(constants.MODE_SEQUENTIAL)
-        return self._open().position
+        return self._seekable().position
 
-    @guarded.method
+    @guarded
     def Seek_shared(self, offset: int, whence: int = constants.SEEK_SET) -> None:
         """Set the shared pointer, in items. Collective."""
-        state = self._open()
-        state.refuse(constants.MODE_SEQUENTIAL)
-        state.move_shared(offset, whence)
+        self._seekable().move_shared(offset, whence)
 
-    @guarded.method
+    @guarded
     def Get_position_shared(self) -> int:
         """The shared pointer, in items."""
-        self._open().refuse(constants.MODE_SEQUENTIAL)
-        return self._open().shared.add(0)
+        return self._seekable().shared.add(0)
 
-    # ---- data: the other methods are made below
+    # ---- data: the methods are made below
 
-    def _access(self, call: str, at: tuple[int, ...], buf: Any) -> int:
-        """Read or write a buffer as the name of a method says; how many bytes."""
-        block = simple(buf, writable=call.startswith("Read"))
-        return self._open().access(call, block, *map(_positive, at))
+    def _block(self, call: str, buf: Any) -> Block:
+        self._open()
+        return simple(buf, writable=call.startswith("Read"))
 
 
 def _positive(offset: int) -> int:
@@ -217,46 +216,29 @@ def _fill(status: Status | None, nbytes: int) -> None:
         status._set(constants.ANY_SOURCE, constants.ANY_TAG, nbytes)
 
 
-def _blocking(call: str) -> Any:
-    number = call.count("_at")  # of arguments before the buffer
-
-    def method(self: File, *args: Any, status: Status | None = None) -> None:
-        at, buf, *more = args[:number], *args[number:]
-        with guarded(self):
-            _fill(more[0] if more else status, self._access(call, at, buf))
-
-    return method
+def _now(file: File, call: str, at: tuple[int, ...], buf: Any, status: Status | None = None) -> None:
+    _fill(status, file._open().access(call, file._block(call, buf), *map(_positive, at)))
 
 
-def _started(call: str) -> Any:
-    number = call.count("_at")
-
-    def method(self: File, *args: Any) -> Any:
-        at, buf = args[:number], args[number]
-        with guarded(self):
-            block = simple(buf, writable=call.startswith("Read"))
-            return Request._for(self._open().start(call, block, *map(_positive, at)))
-
-    return method
+def _started(file: File, call: str, at: tuple[int, ...], buf: Any) -> Request:
+    return Request._for(file._open().start(call, file._block(call, buf), *map(_positive, at)))
 
 
-def _begun(call: str) -> Any:
-    number = call.count("_at")
-
-    def method(self: File, *args: Any) -> None:
-        with guarded(self):
-            self._open().begin()
-            self._open().split = call, self._access(call, args[:number], args[number])
-
-    return method
+def _begun(file: File, call: str, at: tuple[int, ...], buf: Any) -> None:
+    state = file._open()
+    state.begin()
+    state.split = call, state.access(call, file._block(call, buf), *map(_positive, at))
 
 
-def _ended(call: str) -> Any:
-    def method(self: File, buf: Any, status: Status | None = None) -> None:  # noqa: ARG001 (`begin` has used it)
-        with guarded(self):
-            _fill(status, self._open().end(call))
+def _ended(file: File, call: str, _at: Any, buf: Any, status: Status | None = None) -> None:  # noqa: ARG001
+    _fill(status, file._open().end(call))  # `begin` has used the buffer
 
-    return method
+
+def _method(call: str, form: Any) -> Any:
+    """A method with the arguments of `form`; an offset is the first, if the call's name says so."""
+    if "_at" in call and form is not _ended:
+        return lambda file, offset, buf, *args, **named: form(file, call, (offset,), buf, *args, **named)
+    return lambda file, buf, *args, **named: form(file, call, (), buf, *args, **named)
 
 
 def _make_methods() -> None:
@@ -267,16 +249,16 @@ def _make_methods() -> None:
         "_ordered": "at the shared pointer, in the order of ranks, collective",
     }  # fmt: skip
     for call, where in ((verb + kind, text) for verb in ("Read", "Write") for kind, text in kinds.items()):
-        forms: list[tuple[str, Any, str]] = [(call, _blocking, "")]
+        forms: list[tuple[str, Any, str]] = [(call, _now, "")]
         if not call.endswith("_ordered"):
             forms.append(("I" + call.lower(), _started, ", without waiting; returns a Request"))
         if call.endswith(NOT_BOTH):
             forms += [(call + "_begin", _begun, "; begin"), (call + "_end", _ended, "; end")]
         for name, form, more in forms:
-            method = form(call)
+            method = _method(call, form)
             method.__name__, method.__qualname__ = name, f"File.{name}"
             method.__doc__ = f"{call.partition('_')[0]} {where}{more}."
-            setattr(File, name, method)
+            setattr(File, name, guarded(method))
 
 
 _make_methods()

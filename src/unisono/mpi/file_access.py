@@ -25,8 +25,8 @@ from unisono.mpi.file_storage import (
     write,
     write_sorted,
 )
-from unisono.mpi.file_view import Pieces, View
 from unisono.mpi.handle import State
+from unisono.mpi.layout import Pieces
 from unisono.mpi.message_spec import Block
 from unisono.mpi.named_types import NAMED
 from unisono.mpi.progress import Operation
@@ -42,35 +42,24 @@ _FLAGS = {
     constants.MODE_WRONLY: os.O_WRONLY,
     constants.MODE_RDWR: os.O_RDWR,
 }
+_SHARED = ("_shared", "_ordered")
 _BYTE = NAMED["BYTE"]
 _SPARSE = 8  # pieces that cover less than 1/8 of what they span are not written together
 
 
-class guarded(contextlib.ContextDecorator):
-    """An exception of MPI first calls the error handler of its file."""
+def guarded(function: Callable[..., Any]) -> Any:
+    """A method of File whose errors of the system are MPI's; one of MPI first calls the error handler."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    @functools.wraps(function)
+    def guard(file: Any, *args: Any, **options: Any) -> Any:
+        try:
+            with classed("" if file._state is None else file._state.path):
+                return function(file, *args, **options)
+        except Exception as error:
+            errors.call(file if file._state is not None else file._null_file, error.Get_error_code())
+            raise
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: Any, error: Any, _traceback: Any) -> None:
-        if isinstance(error, Exception):
-            open_file = self._file if self._file._state is not None else self._file._null_file
-            errors.call(open_file, error.Get_error_code())
-
-    @staticmethod
-    def method(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Guard a method of File; an OSError is one of MPI's."""
-
-        @functools.wraps(function)
-        def guard(self: Any, *args: Any, **options: Any) -> Any:
-            path = "" if self._state is None else self._state.path
-            with guarded(self), classed(path):
-                return function(self, *args, **options)
-
-        return guard
+    return guard
 
 
 def opened(comm: Any, path: str, amode: int, info: Any) -> OpenFile:
@@ -150,43 +139,56 @@ class OpenFile(State):
         self, comm: Any, path: str, fd: int, amode: int, info: dict[str, str], shared: SharedNumber
     ) -> None:
         super().__init__()
-        self.comm, self.path, self.fd, self.amode, self.info, self.shared = (
-            comm,
-            path,
-            fd,
-            amode,
-            info,
-            shared,
-        )
+        self.comm, self.path, self.fd, self.amode = comm, path, fd, amode
+        self.info, self.shared = info, shared
         self.handler: Any = None
         self.atomic = False
         self.split: tuple[str, int] | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self.see(0, (_BYTE, _BYTE, "native"), View(0, _BYTE._state.layout), 1)
+        self.see(0, _BYTE, _BYTE, "native")
         if amode & constants.MODE_APPEND:
             self.position = self.sought(0, constants.SEEK_END, 0)
             self.move_shared(0, constants.SEEK_END)
 
     # ---- the view and the pointers
 
-    def see(self, displacement: int, types: Any, view: View, item_nbytes: int) -> None:
-        """Set the view; all pointers are at its beginning. Collective."""
-        self.displacement, self.types, self._view, self._item_nbytes = displacement, types, view, item_nbytes
+    def see(self, displacement: int, etype: Any, filetype: Any, datarep: str) -> None:
+        """See the bytes that items of `filetype` cover, one after another; pointers begin again. Collective.
+
+        Example: displacement 16, a filetype of 2 items every 4
+
+            file    |16 bytes|A B . .|C D . .|E F . .|
+            view    |A B C D E F|
+        """
+        self.displacement, self.types = displacement, (etype, filetype, datarep)
+        self._layout, self._item_nbytes = filetype._state.layout, etype._state.size
         self.position = 0
         self.comm.Barrier()
-        if self.comm.Get_rank() == 0 and os.path.exists(self.shared.path):
-            self.shared.add(0, replace=True)
-        self.comm.Barrier()
+        self._let_first(lambda: os.path.exists(self.shared.path) and self.shared.add(0, replace=True))
+
+    def _pieces(self, item: int, nbytes: int) -> Pieces:
+        """Where bytes of the view lie in the file."""
+        found = self._layout.within(item * self._item_nbytes, nbytes)
+        return Pieces(found.starts + self.displacement, found.lengths)
 
     def byte_offset(self, item: int) -> int:
         """Where an item of the view lies in the file."""
-        return self._view.byte_offset(item * self._item_nbytes)
+        return int(self._pieces(item, 1).starts[0]) if self._layout.size else self.displacement
+
+    def _items_in(self, file_nbytes: int) -> int:
+        """How many items of the view a file of that size has; one that it has in part counts."""
+        where, rest = self._layout, file_nbytes - self.displacement
+        if rest <= 0 or where.size == 0:
+            return 0
+        items, rest = divmod(rest, where.extent) if where.extent > 0 else (1, where.true_lb)
+        nbytes = items * where.size + int(np.clip(rest - where.pieces.starts, 0, where.pieces.lengths).sum())
+        return -(-nbytes // self._item_nbytes)
 
     def sought(self, offset: int, whence: int, now: int) -> int:
         """The item that a seek means."""
         base = {constants.SEEK_SET: 0, constants.SEEK_CUR: now}.get(whence)
         if whence == constants.SEEK_END:
-            base = -(-self._view.length(os.fstat(self.fd).st_size) // self._item_nbytes)
+            base = self._items_in(os.fstat(self.fd).st_size)
         if base is None or base + offset < 0:
             raise Exception(constants.ERR_ARG, f"seek to {offset}, whence {whence}")
         return int(base + offset)
@@ -194,10 +196,17 @@ class OpenFile(State):
     def move_shared(self, offset: int, whence: int) -> None:
         """Set the shared pointer. Collective."""
         self.comm.Barrier()  # all have read or written what they had to
+        self._let_first(
+            lambda: self.shared.add(self.sought(offset, whence, self.shared.add(0)), replace=True)
+        )
+
+    def _let_first(self, change: Callable[[], object]) -> None:
+        """Let rank 0 change something; all ranks raise if that failed."""
         error = None
         if self.comm.Get_rank() == 0:
             try:
-                self.shared.add(self.sought(offset, whence, self.shared.add(0)), replace=True)
+                with classed(self.path):
+                    change()
             except Exception as found:
                 error = found
         agree(self.comm, error)
@@ -213,16 +222,9 @@ class OpenFile(State):
         """Let rank 0 change its size; all ranks learn whether that worked."""
         self._check("Write", None)
         sizes = self.comm.allgather(nbytes)
-        error = None
-        if nbytes < 0 or len(set(sizes)) > 1:
-            error = Exception(constants.ERR_ARG, f"sizes of all ranks: {sizes}")
-        elif self.comm.Get_rank() == 0:
-            try:
-                with classed(self.path):
-                    change(self.fd, nbytes)
-            except Exception as found:
-                error = found
-        agree(self.comm, error)
+        if min(sizes) < 0 or len(set(sizes)) > 1:
+            raise Exception(constants.ERR_ARG, f"sizes of all ranks: {sizes}")
+        self._let_first(lambda: change(self.fd, nbytes))
 
     def close(self) -> None:
         """Finish what is under way, and close. Collective."""
@@ -232,11 +234,10 @@ class OpenFile(State):
         self.shared.close()
         self.comm.Barrier()
         if self.comm.Get_rank() == 0:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.shared.path)
-            if self.amode & constants.MODE_DELETE_ON_CLOSE:
+            deleted = self.amode & constants.MODE_DELETE_ON_CLOSE
+            for path in (self.shared.path, self.path) if deleted else (self.shared.path,):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.path)
+                    os.unlink(path)
         self.comm.Barrier()
         self.comm.Free()
 
@@ -244,37 +245,37 @@ class OpenFile(State):
 
     def access(self, call: str, block: Block, *at: int) -> int:
         """Read or write as the call's name says; how many bytes."""
-        self._check(call, block)
-        items = block.nbytes // self._item_nbytes
-        if call.endswith("_ordered"):
-            where = self._in_turn(items)
-        elif call.endswith("_shared"):
-            where = self.shared.add(items)
-        else:
-            self.refuse(constants.MODE_SEQUENTIAL)
-            where = at[0] if at else self.position
+        where = self._located(call, block, at)
         together = call.endswith("_all") and call.startswith("Write") and not self.atomic
-        done = self._move(call, block, self._view.pieces(where * self._item_nbytes, block.nbytes), together)
-        if not at and not call.endswith(("_shared", "_ordered")):
+        done = self._move(call, block, self._pieces(where, block.nbytes), together)
+        if not at and not call.endswith(_SHARED):
             self.position = where + done // self._item_nbytes
         return done
 
     def start(self, call: str, block: Block, *at: int) -> Operation:
         """The same in a thread of this file, one after the other. Pointers move now."""
-        self._check(call, block)
-        items = block.nbytes // self._item_nbytes
-        if call.endswith("_shared"):
-            where = self.shared.add(items)
-        else:
-            self.refuse(constants.MODE_SEQUENTIAL)
-            where = at[0] if at else self.position
-            self.position = self.position if at else where + items
-        pieces = self._view.pieces(where * self._item_nbytes, block.nbytes)
+        where = self._located(call, block, at)
+        if not at and not call.endswith(_SHARED):
+            self.position = where + block.nbytes // self._item_nbytes
         if self._thread is None:
             from concurrent.futures import ThreadPoolExecutor
 
             self._thread = ThreadPoolExecutor(1, "MPI.File")
-        return _Access(self._thread.submit(self._move, call, block, pieces))
+        move = classed(self.path)(self._move)
+        return _Access(self._thread.submit(move, call, block, self._pieces(where, block.nbytes)))
+
+    def _located(self, call: str, block: Block, at: tuple[int, ...]) -> int:
+        """The item of the view at which an access begins; the shared pointer moves behind it."""
+        self._check(call, block)
+        items = block.nbytes // self._item_nbytes
+        if call.endswith("_ordered"):  # all ranks take turns
+            counts, rank = self.comm.allgather(items), self.comm.Get_rank()
+            first = self.shared.add(sum(counts)) if rank == 0 else 0
+            return int(self.comm.bcast(first)) + sum(counts[:rank])
+        if call.endswith("_shared"):
+            return self.shared.add(items)
+        self.refuse(constants.MODE_SEQUENTIAL)
+        return at[0] if at else self.position
 
     def begin(self) -> None:
         """A split collective begins."""
@@ -300,25 +301,17 @@ class OpenFile(State):
         if block is not None and self.types[2] == "external32" and not _convertible(block):
             raise Exception(constants.ERR_UNSUPPORTED_DATAREP, f"{call}: external32 of this datatype")
 
-    def _in_turn(self, items: int) -> int:
-        """Where this rank's items lie when all ranks take turns at the shared pointer."""
-        counts = self.comm.allgather(items)
-        first = self.shared.add(sum(counts)) if self.comm.Get_rank() == 0 else 0
-        return int(self.comm.bcast(first)) + sum(counts[: self.comm.Get_rank()])
-
     def _move(self, call: str, block: Block, pieces: Pieces, together: bool = False) -> int:
-        external = self.types[2] == "external32"
-        start, end = pieces.span()
-        reads = call.startswith("Read")
-        with classed(self.path), locked(self.fd, start, end, reads, self.atomic):
+        external, reads = self.types[2] == "external32", call.startswith("Read")
+        with locked(self.fd, *pieces.span(), reads, self.atomic):
             if not reads:
-                data = _swapped(block, block.pack()) if external else block.pack()
+                data = block.type.swapped(block.pack()) if external else block.pack()
                 if not together or not self._write_together(pieces, data):
                     write(self.fd, pieces, data)
                 return block.nbytes
             room = block.room()
             done = read(self.fd, pieces, room)
-            block.fill((_swapped(block, room) if external else room)[:done])
+            block.fill((block.type.swapped(room) if external else room)[:done])
             return done
 
     def _write_together(self, pieces: Pieces, data: Any) -> bool:
@@ -366,11 +359,6 @@ def _cut(pieces: Pieces, data: Any, begin: int, end: int) -> tuple[Any, Any, Any
 def _convertible(block: Block) -> bool:
     """Whether external32 has the sizes of this type; of C's long and long double it has others."""
     return block.type.dtype is not None and block.type.dtype.char not in "lLgG"
-
-
-def _swapped(block: Block, packed: Any) -> Any:
-    """Packed bytes with the other byte order."""
-    return packed.view(block.type.dtype).byteswap().view(np.uint8)
 
 
 class _Access(Operation):

@@ -15,7 +15,7 @@ import numpy as np
 from unisono.errors import UnisonoError
 from unisono.mpi import constants
 from unisono.mpi.errors import Exception
-from unisono.mpi.file_view import Pieces
+from unisono.mpi.layout import Pieces
 
 WINDOW_NBYTES = 4 << 20
 """At most so much is read at once to pick small pieces out of it."""
@@ -113,25 +113,22 @@ def _read_window(fd: int, pieces: Pieces, out: Any) -> int:
     first, end = pieces.span()
     whole = np.empty(end - first, np.uint8)
     found = _read_run(fd, first, whole)
-    out[...] = whole[_places(pieces, first)]
+    out[...] = whole[pieces.places(first)]
     return int(np.clip(first + found - pieces.starts, 0, pieces.lengths).sum())
-
-
-def _places(pieces: Pieces, first: int) -> Any:
-    """The index of each byte of pieces, in memory that begins at byte `first` of the file."""
-    ends = np.cumsum(pieces.lengths)
-    shift = np.repeat(pieces.starts - first - (ends - pieces.lengths), pieces.lengths)
-    return shift + np.arange(ends[-1])
 
 
 def write(fd: int, pieces: Pieces, data: Any) -> None:
     """Write `data` into pieces, one after the other."""
     memory, at = memoryview(data), 0
     for start, length in zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True):
-        done = 0
-        while done < length:
-            done += os.pwrite(fd, memory[at + done : at + length], start + done)
+        _write_run(fd, start, memory[at : at + length])
         at += length
+
+
+def _write_run(fd: int, start: int, memory: memoryview) -> None:
+    done = 0
+    while done < len(memory):
+        done += os.pwrite(fd, memory[done:], start + done)
 
 
 def write_sorted(fd: int, pieces: Pieces, data: Any) -> None:
@@ -140,14 +137,13 @@ def write_sorted(fd: int, pieces: Pieces, data: Any) -> None:
         return
     first, end = pieces.span()
     whole = np.empty(end - first, np.uint8)
-    whole[_places(pieces, first)] = data
+    whole[pieces.places(first)] = data
     order = np.argsort(pieces.starts, kind="stable")
     starts, ends = pieces.starts[order], np.maximum.accumulate((pieces.starts + pieces.lengths)[order])
     begins = np.concatenate([[True], starts[1:] > ends[:-1]])
     last = np.concatenate([np.flatnonzero(begins)[1:] - 1, [len(starts) - 1]])
     for start, stop in zip(starts[begins].tolist(), ends[last].tolist(), strict=True):
-        length = Pieces(np.array([start]), np.array([stop - start]))
-        write(fd, length, whole[start - first : stop - first])
+        _write_run(fd, start, whole[start - first : stop - first].data)
 
 
 class SharedNumber:

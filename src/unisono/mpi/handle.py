@@ -133,6 +133,26 @@ class Handle:
         return f"<{type(self).__name__} {self._constant() or self.handle}>"
 
 
+class HasName:
+    """The methods of a handle whose state has a name that programs set."""
+
+    _state: Any
+    _alive: Any
+    _family: Any
+
+    def Get_name(self) -> str:
+        """Its name."""
+        if self._state is None:
+            return f"MPI_{self._family().__name__.upper()}_NULL"
+        return str(self._state.name)
+
+    def Set_name(self, name: str) -> None:
+        """Set its name."""
+        self._alive().name = name
+
+    name = property(Get_name, Set_name)
+
+
 def _named(cls: Any, name: str) -> Any:
     """Another handle of a constant, after it was pickled."""
     return cls(getattr(sys.modules["unisono.mpi"], name))

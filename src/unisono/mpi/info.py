@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from unisono.mpi import constants
@@ -26,7 +26,7 @@ def _text(value: Any, name: str, longest: int) -> str:
     return value
 
 
-class Info(Handle):
+class Info(Handle, MutableMapping[str, str]):
     """Keys and values, in the order in which they were set; also a mapping."""
 
     def _pairs(self) -> dict[str, str]:
@@ -86,7 +86,7 @@ class Info(Handle):
     def __reduce__(self) -> Any:
         return super().__reduce__() if self._constant() else (type(self).Create, (dict(self._pairs()),))
 
-    # ---- a mapping
+    # ---- a mapping; MutableMapping has the rest
 
     def __len__(self) -> int:
         return len(self._pairs()) if self else 0
@@ -94,61 +94,41 @@ class Info(Handle):
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
-    def __contains__(self, key: str) -> bool:
-        return bool(self) and key in self._pairs()
+    def _filled(self, key: object) -> dict[str, str]:
+        if not self:
+            raise KeyError(key)
+        return self._pairs()
 
     def __getitem__(self, key: str) -> str:
-        if not self:
-            raise KeyError(key)
-        return self._pairs()[key]
+        return self._filled(key)[key]
 
     def __setitem__(self, key: str, value: str) -> None:
-        if not self:
-            raise KeyError(key)
+        self._filled(key)
         self.Set(key, value)
 
     def __delitem__(self, key: str) -> None:
-        if not self:
-            raise KeyError(key)
-        del self._pairs()[key]
+        del self._filled(key)[key]
 
-    def get(self, key: str, default: str | None = None) -> str | None:
-        """The value of a key, or the default."""
-        return self._pairs().get(key, default) if self else default
-
-    def keys(self) -> list[str]:
+    def keys(self) -> list[str]:  # type: ignore[override]
         """All keys."""
         return list(self._pairs()) if self else []
 
-    def values(self) -> list[str]:
+    def values(self) -> list[str]:  # type: ignore[override]
         """All values."""
-        return list(self._pairs().values()) if self else []
+        return [self[key] for key in self]
 
-    def items(self) -> list[tuple[str, str]]:
+    def items(self) -> list[tuple[str, str]]:  # type: ignore[override]
         """All pairs."""
-        return list(self._pairs().items()) if self else []
+        return [(key, self[key]) for key in self]
 
-    def update(self, items: Any = (), **kwds: str) -> None:
+    def update(self, items: Any = (), **kwds: str) -> None:  # type: ignore[override]
         """Set several keys."""
-        if not self:
-            raise KeyError("the info is null")
-        pairs = items.items() if hasattr(items, "keys") else items
-        for key, value in (*pairs, *kwds.items()):
-            self.Set(key, value)
-
-    def pop(self, key: str, *default: str) -> str:
-        """Remove a key and return its value."""
-        if not self:
-            if default:
-                return default[0]
-            raise KeyError(key)
-        return self._pairs().pop(key, *default)
+        self._filled("the info is null")
+        super().update(items, **kwds)
 
     def popitem(self) -> tuple[str, str]:
         """Remove the last pair and return it."""
-        if not self:
-            raise KeyError("the info is null")
-        return self._pairs().popitem()
+        return self._filled("the info is null").popitem()
 
     def copy(self) -> Info:
         """A copy; of a null info, a null info."""
@@ -158,6 +138,22 @@ class Info(Handle):
         """Remove all keys."""
         if self:
             self._pairs().clear()
+
+
+class HasInfo:
+    """The methods of an object to which hints are given. None has an effect."""
+
+    _alive: Any
+
+    def Get_info(self) -> Info:
+        """Its hints."""
+        return Info.Create(self._alive().info)
+
+    def Set_info(self, info: Info) -> None:
+        """Set hints."""
+        self._alive().info.update(dict(info.items()))
+
+    info = property(Get_info, Set_info)
 
 
 INFO_NULL = Info()

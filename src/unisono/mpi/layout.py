@@ -39,6 +39,30 @@ class Run(NamedTuple):
         return total
 
 
+class Pieces(NamedTuple):
+    """Bytes side by side, several times: where they begin, and how many they are (two arrays)."""
+
+    starts: Any
+    lengths: Any
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes."""
+        return int(self.lengths.sum())
+
+    def span(self) -> tuple[int, int]:
+        """The first byte, and the one behind the last."""
+        if not len(self.starts):
+            return 0, 0
+        return int(self.starts.min()), int((self.starts + self.lengths).max())
+
+    def places(self, origin: int = 0) -> Any:
+        """Where each byte is, counted from byte `origin`."""
+        ends = np.cumsum(self.lengths)
+        shift = np.repeat(self.starts - origin - (ends - self.lengths), self.lengths)
+        return shift + np.arange(len(shift))
+
+
 class Layout:
     """The runs of an item, its bounds, and its elements.
 
@@ -60,15 +84,39 @@ class Layout:
         return Layout(self.runs, lb, extent, self.atoms, self.align)
 
     @cached_property
-    def offsets(self) -> Any:
-        """The offset of each byte of an item, in the order of packing."""
-        parts = []
+    def pieces(self) -> Pieces:
+        """The bytes of an item, in the order of packing."""
+        starts, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for run in self.runs:
             at = np.array([run.offset])
             for count, stride in run.dims:
                 at = (at[:, None] + np.arange(count) * stride).ravel()
-            parts.append((at[:, None] + np.arange(run.length)).ravel())
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+            starts.append(at)
+            lengths.append(np.full(len(at), run.length))
+        return _touching(np.concatenate(starts), np.concatenate(lengths))
+
+    @cached_property
+    def offsets(self) -> Any:
+        """The offset of each byte of an item, in the order of packing."""
+        return self.pieces.places()
+
+    def within(self, position: int, nbytes: int) -> Pieces:
+        """Where `nbytes` packed bytes of items lie, from packed byte `position` on; item 0 begins at 0.
+
+        Example: items of bytes 0 and 2, 4 apart: packed bytes 1 to 3 lie at 2, 4 and 6.
+        """
+        if nbytes == 0 or self.size == 0:
+            return Pieces(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        first, last = position // self.size, (position + nbytes - 1) // self.size
+        if len(self.pieces.starts) == 1 and self.extent == self.size:  # no holes
+            return Pieces(self.pieces.starts + position, np.array([nbytes]))
+        items = np.arange(first, last + 1)
+        starts = (items[:, None] * self.extent + self.pieces.starts).ravel()
+        lengths = np.tile(self.pieces.lengths, len(items))
+        ends = (items[:, None] * self.size + np.cumsum(self.pieces.lengths)).ravel()
+        early = np.clip(position - (ends - lengths), 0, lengths)  # of each piece, before what is asked
+        late = np.clip(ends - (position + nbytes), 0, lengths)  # and behind it
+        return _touching(starts + early, lengths - early - late)
 
     # ---- packing
 
@@ -200,3 +248,13 @@ def _merged(runs: Iterable[Run]) -> tuple[Run, ...]:
         else:
             found.append(run)
     return tuple(found)
+
+
+def _touching(starts: Any, lengths: Any) -> Pieces:
+    """Pieces, of which one that continues the one before is part of it; none is empty."""
+    kept = lengths > 0
+    starts, lengths = starts[kept], lengths[kept]
+    if len(starts) < 2:
+        return Pieces(starts, lengths)
+    where = np.flatnonzero(np.concatenate([[True], starts[1:] != starts[:-1] + lengths[:-1]]))
+    return Pieces(starts[where], np.add.reduceat(lengths, where))

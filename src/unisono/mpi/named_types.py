@@ -40,6 +40,10 @@ _BY_CODE = (
     "UNSIGNED_LONG", "LONG_LONG", "UNSIGNED_LONG_LONG", "FLOAT", "DOUBLE", "LONG_DOUBLE", "C_FLOAT_COMPLEX",
     "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX", "FLOAT16_T", "AINT",
 )  # fmt: skip
+_OTHER_CODES = {
+    "i8": "l", "u8": "L", "S": "c", "S1": "c", "s": "c", "n": "p", "P": "p", "N": "p", "Zf": "F", "Zd": "D",
+    "Zg": "G",
+}  # fmt: skip
 
 
 def _named() -> dict[str, Datatype]:
@@ -51,11 +55,8 @@ def _named() -> dict[str, Datatype]:
         found[name]._state.code = code
     for name, code in _PAIRS.items():
         dtype = np.dtype([("value", code), ("index", "i")], align=True)
-        value, index = np.dtype(code), np.dtype("i")
-        parts = [
-            (0, layout.basic(value.itemsize, value.alignment)),
-            (dtype.fields["index"][1], layout.basic(index.itemsize, index.alignment)),  # type: ignore[index]
-        ]
+        fields = [dtype.fields[field] for field in ("value", "index")]  # type: ignore[index]
+        parts = ((at, layout.basic(one.itemsize, one.alignment)) for one, at, *_ in fields)
         where = layout.padded(layout.joined(parts))
         found[name] = _make(name, Type(where, dtype, constants.COMBINER_NAMED))
     found.update({name: Datatype(DATATYPE_NULL) for name in _ABSENT})
@@ -75,16 +76,12 @@ NAMED: dict[str, Datatype] = named
 
 def _fill_codes() -> None:
     for name in _BY_CODE:
-        one = NAMED[name]
-        code = one._state.code
-        codes[str(code)] = one
+        code = NAMED[name]._state.code
+        codes[code] = NAMED[name]
         if name not in ("CHAR", "AINT"):
-            codes.setdefault(np.dtype(code).str[1:], one)
-    codes.update({"l": NAMED["LONG"], "i8": NAMED["LONG"], "u8": NAMED["UNSIGNED_LONG"]})
-    codes.update({"S": NAMED["CHAR"], "S1": NAMED["CHAR"], "s": NAMED["CHAR"], "n": NAMED["AINT"]})
-    codes.update({"p": NAMED["AINT"], "P": NAMED["AINT"], "N": NAMED["AINT"]})
-    for letter, name in (("f", "C_FLOAT_COMPLEX"), ("d", "C_DOUBLE_COMPLEX"), ("g", "C_LONG_DOUBLE_COMPLEX")):
-        codes[f"Z{letter}"] = NAMED[name]
+            codes.setdefault(np.dtype(code).str[1:], NAMED[name])
+    for other, code in _OTHER_CODES.items():
+        codes[other] = codes[code]
 
 
 _fill_codes()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from unisono.mpi import constants
 from unisono.mpi.buffers import bytes_of
 from unisono.mpi.errors import Exception, whole
@@ -45,37 +43,20 @@ class Packing:
 
     def _pack(self, inbuf: Any, outbuf: Any, position: int, *, swap: bool) -> int:
         state, raw, room = self._alive(), bytes_of(inbuf)[0], bytes_of(outbuf, writable=True)[0]
-        count = raw.size // state.extent if state.extent else 0
-        packed = state.layout.pack(raw, 0, count)
+        packed = state.layout.pack(raw, 0, raw.size // state.extent if state.extent else 0)
         if position + packed.size > room.size:
             raise Exception(constants.ERR_TRUNCATE, f"{packed.size} bytes at {position} of {room.size}")
-        room[position : position + packed.size] = self._swapped(packed) if swap else packed
+        room[position : position + packed.size] = state.swapped(packed) if swap else packed
         return position + packed.size
 
     def _unpack(self, inbuf: Any, position: int, outbuf: Any, *, swap: bool) -> int:
         state, raw, room = self._alive(), bytes_of(inbuf)[0], bytes_of(outbuf, writable=True)[0]
-        count = room.size // state.extent if state.extent else 0
-        end = position + count * state.size
+        end = position + (room.size // state.extent if state.extent else 0) * state.size
         if end > raw.size:
             raise Exception(constants.ERR_TRUNCATE, f"{end - position} bytes at {position} of {raw.size}")
         packed = raw[position:end]
-        state.layout.unpack(self._swapped(packed) if swap else packed, room, 0)
+        state.layout.unpack(state.swapped(packed) if swap else packed, room, 0)
         return end
-
-    def _swapped(self, packed: Any) -> Any:
-        """The same items with the bytes of each element in the other order."""
-        rows = packed.reshape(-1, self._alive().size) if packed.size else packed
-        out, at = np.empty_like(rows), 0
-        for nbytes, count in self._alive().layout.atoms if packed.size else ():
-            step = nbytes // 2 if self._complex() else nbytes
-            for start in range(at, at + nbytes * count, step):
-                out[:, start : start + step] = rows[:, start : start + step][:, ::-1]
-            at += nbytes * count
-        return out.reshape(-1)
-
-    def _complex(self) -> bool:
-        dtype = self._alive().dtype
-        return dtype is not None and dtype.kind == "c"
 
 
 def _check(datarep: str) -> None:

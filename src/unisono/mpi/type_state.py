@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from unisono.mpi.handle import State
 from unisono.mpi.layout import Layout
@@ -28,6 +31,17 @@ class Type(State):
         self.params: dict[str, Any] = params or {}
         self.code: str | None = None
 
+    def swapped(self, packed: Any) -> Any:
+        """Packed items with the bytes of each element in the other order."""
+        parts = 2 if self.dtype is not None and self.dtype.kind == "c" else 1
+        atoms = [(nbytes // parts, nbytes * count) for nbytes, count in self.layout.atoms]
+        if len(atoms) == 1 or not packed.size:
+            return _turned(packed, atoms[0][0]) if packed.size else packed
+        rows = packed.reshape(-1, self.size)
+        ends = list(accumulate(nbytes for _, nbytes in atoms))
+        parts_of_items = zip(np.split(rows, ends[:-1], axis=1), atoms, strict=True)
+        return np.hstack([_turned(np.ascontiguousarray(x), n) for x, (n, _) in parts_of_items]).reshape(-1)
+
     @property
     def size(self) -> int:
         """Bytes of data in one item."""
@@ -37,3 +51,10 @@ class Type(State):
     def extent(self) -> int:
         """Bytes from one item to the next."""
         return self.layout.extent
+
+
+def _turned(raw: Any, nbytes: int) -> Any:
+    """Numbers of `nbytes` with their bytes in the other order."""
+    if nbytes in (1, 2, 4, 8):
+        return raw.view(f"u{nbytes}").byteswap().view(np.uint8)
+    return np.ascontiguousarray(raw.reshape(-1, nbytes)[:, ::-1]).reshape(raw.shape)

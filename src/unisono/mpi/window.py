@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from unisono import _native
+from unisono.engine.memory.arrays import empty
 from unisono.engine.memory.buffers import DTYPES
 from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
@@ -14,13 +16,13 @@ from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.comm import COMM_SELF, Intracomm
 from unisono.mpi.errors import Exception, HasErrhandler, whole
 from unisono.mpi.group import Group, Members
-from unisono.mpi.handle import Handle
-from unisono.mpi.info import INFO_NULL, Info
+from unisono.mpi.handle import Handle, HasName
+from unisono.mpi.info import INFO_NULL, HasInfo, Info
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.op import OPS, Op
 from unisono.mpi.progress import Ended
 from unisono.mpi.request import Request
-from unisono.mpi.window_memory import Items, WindowState, allocate, combine
+from unisono.mpi.window_memory import Items, WindowState, combine
 from unisono.mpi.window_synchronization import Synchronization
 
 _SUM = OPS["SUM"]
@@ -33,7 +35,7 @@ def _plain(x: Any) -> bool:
     return type(x) is np.ndarray and x.dtype.char in _PLAIN and x.flags.c_contiguous
 
 
-class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
+class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handle):
     """Memory of every rank of a communicator, which all of them use."""
 
     _state: Any
@@ -54,16 +56,15 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
         cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF
     ) -> Any:
         """A window of new memory, of zeros."""
-        return cls._made(comm, constants.WIN_FLAVOR_ALLOCATE, allocate(size), disp_unit, info)
+        memory = empty(_size(size), np.uint8)  # other ranks can map it
+        return cls._made(comm, constants.WIN_FLAVOR_ALLOCATE, memory, disp_unit, info)
 
     @classmethod
     def Allocate_shared(
         cls, size: int, disp_unit: int = 1, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF
     ) -> Any:
         """The same, which all ranks map in one piece, in the order of ranks; see `Shared_query`."""
-        if whole(size, "size") < 0:
-            raise Exception(constants.ERR_SIZE, f"the size is {size}")
-        return cls._made(comm, constants.WIN_FLAVOR_SHARED, size, disp_unit, info)
+        return cls._made(comm, constants.WIN_FLAVOR_SHARED, _size(size), disp_unit, info)
 
     @classmethod
     def Create_dynamic(cls, info: Info = INFO_NULL, comm: Intracomm = COMM_SELF) -> Any:
@@ -81,21 +82,21 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
         """Expose memory, too."""
         state, raw = self._dynamic(), bytes_of(memory, True)[0]
         address = raw.__array_interface__["data"][0]
-        fault, done = state.native.attach(address, raw.size)
-        state.check(fault, "Attach")
-        if not done:
-            raise Exception(constants.ERR_RMA_ATTACH, "too many pieces of memory are attached")
+        self._exposed("Attach", "too many pieces of memory are attached", address, raw.size)
         state.attached[address] = memory
 
     def Detach(self, memory: Any) -> None:
         """Expose it no longer."""
-        state = self._dynamic()
         address = bytes_of(memory)[0].__array_interface__["data"][0]
-        fault, done = state.native.detach(address)
-        state.check(fault, "Detach")
+        self._exposed("Detach", "this memory is not attached", address)
+        self._state.attached.pop(address, None)
+
+    def _exposed(self, call: str, otherwise: str, *where: int) -> None:
+        state = self._dynamic()
+        fault, done = getattr(state.native, call.lower())(*where)
+        state.check(fault, call)
         if not done:
-            raise Exception(constants.ERR_RMA_ATTACH, "this memory is not attached")
-        state.attached.pop(address, None)
+            raise Exception(constants.ERR_RMA_ATTACH, otherwise)
 
     def _dynamic(self) -> WindowState:
         state: WindowState = self._alive()
@@ -157,26 +158,6 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
     def __buffer__(self, flags: int) -> memoryview:
         return memoryview(self.tomemory())
 
-    def Get_info(self) -> Info:
-        """Its hints."""
-        return Info.Create(self._alive().info)
-
-    def Set_info(self, info: Info) -> None:
-        """Set hints. None has an effect."""
-        self._alive().info.update(dict(info.items()))
-
-    info = property(Get_info, Set_info)
-
-    def Get_name(self) -> str:
-        """Its name."""
-        return "MPI_WIN_NULL" if self._state is None else self._state.name
-
-    def Set_name(self, name: str) -> None:
-        """Set its name."""
-        self._alive().name = name
-
-    name = property(Get_name, Set_name)
-
     # ---- moving
 
     def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
@@ -192,7 +173,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
         block = simple(origin, writable=False)
         items = Items(state, target_rank, block, target)
         for at, part in items.parts(block.pack()):
-            self._in_range(state.native.put, part, items.home, at, "Put")
+            state.call("put", part, items.home, at)
 
     def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
         """Read from the target."""
@@ -207,24 +188,14 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
         block = simple(origin, writable=True)
         items, room = Items(state, target_rank, block, target), block.room()
         for at, part in items.parts(room):
-            self._in_range(state.native.get, part, items.home, at, "Get")
+            state.call("get", part, items.home, at)
         block.fill(room)
-
-    def _in_range(self, call: Any, part: Any, home: int, at: int, name: str) -> None:
-        state = self._state
-        try:
-            fault = call(part, home, at, state.forever)
-        except IndexError:  # a dynamic window: the target itself has looked
-            raise Exception(constants.ERR_RMA_RANGE, f"{name}: no attached memory has address {at}") from None
-        state.check(fault, name)
 
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> None:
         """Combine with the target, each element atomically."""
         self._alive()
-        if target_rank == constants.PROC_NULL:
-            return
-        block = simple(origin, writable=False)
-        self._combine(block, None, target_rank, target, op)
+        if target_rank != constants.PROC_NULL:
+            self._combine(simple(origin, writable=False), None, target_rank, target, op)
 
     def Get_accumulate(
         self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = _SUM
@@ -248,10 +219,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
                 constants.ERR_ARG, f"the result has {into.nbytes} bytes, the target {items.nbytes}"
             )
         former = None if into is None else into.room()
-        try:
-            combine(state, items, op, block.pack(), former, block.type)
-        except IndexError:
-            raise Exception(constants.ERR_RMA_RANGE, "the memory is not attached at the target") from None
+        combine(state, items, op, block.pack(), former, block.type)
         if into is not None:
             into.fill(former)
 
@@ -266,10 +234,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
         block = into if origin is None else simple(origin, writable=False)
         if target_rank == constants.PROC_NULL:
             return
-        _one("origin", block)
-        _one("result", into)
-        if block.type is not into.type:
-            raise ValueError("mismatch in origin and result MPI datatypes")
+        _check_elements(origin=block, result=into)
         self._combine(block, into, target_rank, target_disp, op)
 
     def _fetched_fast(
@@ -304,49 +269,43 @@ class Win(Synchronization, HasAttributes, HasErrhandler, Handle):
         into = simple(result, writable=True)
         if target_rank == constants.PROC_NULL:
             return
-        for name, one in (("origin", block), ("compare", old), ("result", into)):
-            _one(name, one)
-            if one.type is not block.type:
-                raise ValueError(f"mismatch in origin and {name} MPI datatypes")
+        _check_elements(origin=block, compare=old, result=into)
         items = Items(state, target_rank, block, target_disp)
         former = np.empty(block.nbytes, np.uint8)
-        try:
-            fault = state.native.swap(
-                old.pack(), block.pack(), former, items.home, items.runs[0][0], state.forever
-            )
-        except IndexError:
-            raise Exception(constants.ERR_RMA_RANGE, "the memory is not attached at the target") from None
-        state.check(fault, "Compare_and_swap")
+        state.call("swap", old.pack(), block.pack(), former, items.home, items.runs[0][0])
         into.fill(former)
 
-    # ---- the same with a request, which has ended when it is returned
 
-    def Rput(self, origin: Any, target_rank: int, target: Any = None) -> Request:
-        """See `Put`."""
-        self.Put(origin, target_rank, target)
+def _with_request(name: str) -> Any:
+    """A method that makes a call, and returns a request that has ended."""
+    call = getattr(Win, name)
+
+    @functools.wraps(call)
+    def method(self: Win, *args: Any, **options: Any) -> Request:
+        call(self, *args, **options)
         return Request._for(Ended())
 
-    def Rget(self, origin: Any, target_rank: int, target: Any = None) -> Request:
-        """See `Get`."""
-        self.Get(origin, target_rank, target)
-        return Request._for(Ended())
-
-    def Raccumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> Request:
-        """See `Accumulate`."""
-        self.Accumulate(origin, target_rank, target, op)
-        return Request._for(Ended())
-
-    def Rget_accumulate(
-        self, origin: Any, result: Any, target_rank: int, target: Any = None, op: Op = _SUM
-    ) -> Request:
-        """See `Get_accumulate`."""
-        self.Get_accumulate(origin, result, target_rank, target, op)
-        return Request._for(Ended())
+    method.__name__ = f"R{name.lower()}"
+    method.__qualname__, method.__doc__ = f"Win.{method.__name__}", f"See `{name}`; returns a Request."
+    return method
 
 
-def _one(name: str, block: Block) -> None:
-    if block.count != 1:
-        raise ValueError(f"{name}: expecting a single element, got {block.count}")
+for _name in ("Put", "Get", "Accumulate", "Get_accumulate"):
+    setattr(Win, f"R{_name.lower()}", _with_request(_name))
+
+
+def _size(size: int) -> int:
+    if whole(size, "size") < 0:
+        raise Exception(constants.ERR_SIZE, f"the size is {size}")
+    return size
+
+
+def _check_elements(origin: Block, **others: Block) -> None:
+    for name, one in {"origin": origin, **others}.items():
+        if one.count != 1:
+            raise ValueError(f"{name}: expecting a single element, got {one.count}")
+        if one.type is not origin.type:
+            raise ValueError(f"mismatch in origin and {name} MPI datatypes")
 
 
 WIN_NULL = Win()

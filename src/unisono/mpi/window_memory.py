@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from unisono.mpi.message_spec import Block
 from unisono.mpi.op import Op, check_type
 from unisono.mpi.progress import complete
 
+_CALLS = dict.fromkeys(("update", "hold", "release"), "Accumulate") | {"swap": "Compare_and_swap"}
+"""The calls of MPI that calls of the engine serve, where they have other names."""
 _PREDEFINED = {"MPI_REPLACE": _native.REPLACE, "MPI_NO_OP": _native.NO_OP}
 
 
@@ -55,18 +58,16 @@ class WindowState(State):
         nbytes = memory if flavor == constants.WIN_FLAVOR_SHARED else memory.size
         told = complete(object_schedules.all_gather(state.lane(), (nbytes, unit)))
         if flavor == constants.WIN_FLAVOR_SHARED:  # one piece, as MPI wants it; it is the first rank's
-            memory = _bytes(sum(size for size, _ in told) if state.rank == 0 else 0)
+            memory = empty(sum(size for size, _ in told) if state.rank == 0 else 0, np.uint8)
         self.kept = memory
         self.open(comm, memory)
         self.places = self._placed(told)
-        base, own = 0, self.places[self.rank]
-        if own.nbytes:
-            base = self.window.native.mapped(own.home, self._address(own), own.nbytes)
-        if own.nbytes and not base:
+        self.memory, _ = self.shared(self.rank)
+        nbytes = self.places[self.rank].nbytes
+        if self.memory.size < nbytes:
             self.window.end()
             raise Exception(constants.ERR_RMA_SHARED, "the ranks of the communicator share no memory")
-        self.memory: Any = buffer.fromaddress(base, own.nbytes if base else 0)
-        self.attrs = base, own.nbytes, unit
+        self.attrs = self.memory.address, nbytes, unit
 
     def open(self, comm: Comm, memory: Any) -> None:
         """Make the engine's window, of the ranks of the communicator."""
@@ -89,19 +90,14 @@ class WindowState(State):
     def _placed(self, told: Sequence[tuple[int, int]]) -> list[MemoryPlace]:
         if self.flavor != constants.WIN_FLAVOR_SHARED:
             return [MemoryPlace(rank, 0, *of) for rank, of in zip(self.ranks, told, strict=True)]
-        places, base = [], 0
-        for nbytes, unit in told:
-            places.append(MemoryPlace(self.ranks[0], base, nbytes, unit))
-            base += nbytes
-        return places
-
-    def _address(self, place: MemoryPlace) -> int:
-        return self.window.parts[place.home].base + place.base
+        bases = accumulate((nbytes for nbytes, _ in told), initial=0)
+        return [MemoryPlace(self.ranks[0], base, *of) for base, of in zip(bases, told, strict=False)]
 
     def shared(self, rank: int) -> tuple[Any, int]:
         """(the memory of a rank in this process, its unit). Empty: it is not mapped here."""
         place = self.places[rank]
-        at = self.native.mapped(place.home, self._address(place), place.nbytes) if place.nbytes else 0
+        address = self.window.parts[place.home].base + place.base
+        at = self.native.mapped(place.home, address, place.nbytes) if place.nbytes else 0
         return buffer.fromaddress(at, place.nbytes if at else 0), place.unit
 
     def element(self, rank: int, disp: int, *arrays: Any) -> tuple[int, int] | None:
@@ -120,23 +116,22 @@ class WindowState(State):
         if fault:
             self.window.fail(call, self.forever)
 
+    def call(self, name: str, *args: Any) -> None:
+        """Make a call of the engine's window."""
+        try:
+            fault = getattr(self.native, name)(*args, self.forever)
+        except IndexError:  # a dynamic window: the target itself has looked
+            raise Exception(
+                constants.ERR_RMA_RANGE, f"{name}: this memory is not attached at the target"
+            ) from None
+        if fault:
+            self.window.fail(_CALLS.get(name, name.capitalize()), self.forever)
+
     def place(self, rank: int) -> MemoryPlace:
         """Where the memory of a rank is."""
         if not 0 <= rank < len(self.places):
             raise Exception(constants.ERR_RANK, f"rank {rank} of a window of {len(self.places)} ranks")
         return self.places[rank]
-
-
-def _bytes(nbytes: int) -> Any:
-    """New memory of zeros that other ranks can map."""
-    return empty(nbytes, np.uint8)
-
-
-def allocate(size: int) -> Any:
-    """The memory of a window that allocates it."""
-    if whole(size, "size") < 0:
-        raise Exception(constants.ERR_SIZE, f"the size is {size}")
-    return _bytes(size)
 
 
 class Items:
@@ -152,7 +147,8 @@ class Items:
         if layout.dense:
             self.runs = [(first, self.nbytes)] if self.nbytes else []
         else:
-            self.runs = [(first + at, length) for at, length in _runs(layout, count)]
+            pieces = layout.within(0, self.nbytes)
+            self.runs = list(zip((pieces.starts + first).tolist(), pieces.lengths.tolist(), strict=True))
         if state.flavor != constants.WIN_FLAVOR_DYNAMIC:
             for at, length in self.runs:
                 if at < 0 or at + length > place.nbytes:
@@ -191,16 +187,6 @@ def _spelled(target: Any, block: Block) -> tuple[int, int, Type]:
     return disp, whole(count, "target: count"), block.type if kind is None else kind._alive()
 
 
-def _runs(layout: Any, count: int) -> Iterator[tuple[int, int]]:
-    """(byte, length) of what lies side by side in `count` items."""
-    if count == 0 or layout.size == 0:
-        return
-    places = (np.arange(count)[:, None] * layout.extent + layout.offsets).ravel()
-    cuts = np.flatnonzero(np.diff(places) != 1) + 1
-    for part in np.split(places, cuts):
-        yield int(part[0]), part.size
-
-
 def combine(state: WindowState, items: Items, op: Op, operand: Any, former: Any, element: Type) -> None:
     """target = target op operand, element by element; `former` gets the values before, if it is no None."""
     check_type(op, element)
@@ -219,8 +205,7 @@ def combine(state: WindowState, items: Items, op: Op, operand: Any, former: Any,
         for first in range(0, part.size, _WHOLE * size):  # no piece of the engine cuts an element
             piece = slice(first, first + _WHOLE * size)
             given, before = part[piece].view(dtype), None if into is None else into[piece].view(dtype)
-            fault = state.native.update(given, before, items.home, at + first, number, state.forever)
-            state.check(fault, "Accumulate")
+            state.call("update", given, before, items.home, at + first, number)
 
 
 _WHOLE = 8192
@@ -244,19 +229,18 @@ def _combine_here(
     state: WindowState, home: int, at: int, op: Op, operand: Any, former: Any, element: Type
 ) -> None:
     """The same in this process, while the target lets nobody else update."""
-    native, memory, tight = state.native, np.empty(operand.size, np.uint8), _tight(element.dtype)
-    state.check(native.hold(home, state.forever), "Accumulate")
+    memory, tight = np.empty(operand.size, np.uint8), _tight(element.dtype)
+    state.call("hold", home)
     try:
-        state.check(native.get(memory, home, at, state.forever), "Accumulate")
+        state.call("get", memory, home, at)
         if former is not None:
             former[:] = memory
         values = memory.view(tight)
         values[...] = op._state.arrays(operand.view(tight), values)
-        state.check(native.put(memory, home, at, state.forever), "Accumulate")
-        state.check(native.flush(home, state.forever), "Accumulate")
+        state.call("put", memory, home, at)
+        state.call("flush", home)
     finally:
-        fault = native.release(home, state.forever)
-    state.check(fault, "Accumulate")
+        state.call("release", home)
 
 
 def _tight(dtype: Any) -> Any:

@@ -18,18 +18,13 @@ class Synchronization:
     def Fence(self, assertion: int = 0) -> None:  # noqa: ARG002
         """Wait until all ranks come here; all calls before have had their effect."""
         state = self._alive()
-        state.check(state.native.fence(False, state.forever), "Fence")
+        state.call("fence", False)
 
     # ---- between some ranks
 
     def Start(self, group: Group, assertion: int = 0) -> None:  # noqa: ARG002
         """Wait until each rank of the group has posted for this one."""
-        state = self._alive()
-        if state.started is not None:
-            raise Exception(constants.ERR_RMA_SYNC, "Start was called without Complete")
-        ranks = _members(state, group)
-        state.check(state.native.start(ranks, state.forever), "Start")
-        state.started = ranks
+        self._begin("started", group, "Start was called without Complete", "start")
 
     def Complete(self) -> None:
         """End what Start began: this rank's calls have had their effect."""
@@ -37,16 +32,22 @@ class Synchronization:
         ranks, state.started = state.started, None
         if ranks is None:
             raise Exception(constants.ERR_RMA_SYNC, "Complete without Start")
-        state.check(state.native.complete(ranks, state.forever), "Complete")
+        state.call("complete", ranks)
 
     def Post(self, group: Group, assertion: int = 0) -> None:  # noqa: ARG002
         """Let the ranks of the group use this rank's memory."""
+        self._begin("posted", group, "Post was called without Wait", "post")
+
+    def _begin(self, field: str, group: Group, wrong: str, call: str) -> None:
+        """Begin an epoch with the ranks of a group."""
         state = self._alive()
-        if state.posted is not None:
-            raise Exception(constants.ERR_RMA_SYNC, "Post was called without Wait")
-        ranks = _members(state, group)
-        state.check(state.native.post(ranks, state.forever), "Post")
-        state.posted = ranks
+        if getattr(state, field) is not None:
+            raise Exception(constants.ERR_RMA_SYNC, wrong)
+        ranks = list(group._alive().ranks)  # of the world
+        if any(rank not in state.ranks for rank in ranks):
+            raise Exception(constants.ERR_GROUP, "the group has ranks that are not in the window")
+        state.call(call, ranks)
+        setattr(state, field, ranks)
 
     def Wait(self) -> Literal[True]:
         """Wait until all of them have completed."""
@@ -127,11 +128,3 @@ class Synchronization:
         """Order this rank's own loads and stores with those of others."""
         state = self._alive()
         state.check(state.native.flush(state.world.rank, state.forever), "Sync")
-
-
-def _members(state: Any, group: Group) -> list[int]:
-    """The ranks of the world in a group of ranks of the window."""
-    ranks = list(group._alive().ranks)
-    if any(rank not in state.ranks for rank in ranks):
-        raise Exception(constants.ERR_GROUP, "the group has ranks that are not in the window")
-    return ranks

@@ -10,8 +10,6 @@ from unisono import MPI
 
 __all__ = ["from_numpy_dtype", "to_numpy_dtype"]
 
-_PAIRS = ("SHORT", "INT", "LONG", "FLOAT", "DOUBLE", "LONG_DOUBLE")
-
 
 def from_numpy_dtype(dtype: Any) -> Any:
     """The MPI datatype of a NumPy dtype: elementary, with fields, or a subarray.
@@ -46,28 +44,19 @@ def to_numpy_dtype(datatype: Any) -> Any:
     """
     if datatype == MPI.DATATYPE_NULL:
         raise ValueError("cannot convert null MPI datatype to NumPy")
-    if datatype.combiner == MPI.COMBINER_NAMED or _is_f90(datatype):
+    basetype, kind, info = datatype.decode()
+    if kind == "NAMED" or kind.startswith("F90"):
         return _elementary(datatype)
-    basetype, _, info = datatype.decode()
     return _derived(datatype, basetype, info)
 
 
-def _is_f90(datatype: Any) -> bool:
-    return datatype.combiner in (
-        MPI.COMBINER_F90_INTEGER,
-        MPI.COMBINER_F90_REAL,
-        MPI.COMBINER_F90_COMPLEX,
-    )
-
-
 def _elementary(datatype: Any) -> Any:
-    for name in _PAIRS:
-        if datatype == getattr(MPI, f"{name}_INT"):
-            value = getattr(MPI, name).typechar
-            return np.dtype(f"{value},i", align=True)
-    if not datatype.typechar or datatype.typechar == "V":
+    dtype = datatype._state.dtype
+    if dtype is None:
         raise ValueError("cannot convert MPI datatype to NumPy")
-    return np.dtype(datatype.typechar)
+    if dtype.names is None:
+        return np.dtype(dtype.char)
+    return np.dtype(",".join(dtype[name].char for name in dtype.names), align=True)  # pairs
 
 
 def _derived(datatype: Any, basetype: Any, info: dict[str, Any]) -> Any:
@@ -121,17 +110,16 @@ def _struct(info: dict[str, Any], itemsize: int, aligned: bool) -> Any:
 
 def _places(kind: int, basetype: Any, info: dict[str, Any]) -> tuple[list[int], list[int]] | None:
     """Elements and byte offsets of the blocks of a vector or an indexed type; None: it is neither."""
-    extent = basetype.extent
-    if kind in (MPI.COMBINER_VECTOR, MPI.COMBINER_HVECTOR):
-        stride = info["stride"] * (extent if kind == MPI.COMBINER_VECTOR else 1)
-        return [info["blocklength"]] * info["count"], [stride * i for i in range(info["count"])]
-    scale = extent if kind in (MPI.COMBINER_INDEXED, MPI.COMBINER_INDEXED_BLOCK) else 1
-    if kind in (MPI.COMBINER_INDEXED, MPI.COMBINER_HINDEXED):
-        return info["blocklengths"], [d * scale for d in info["displacements"]]
-    if kind in (MPI.COMBINER_INDEXED_BLOCK, MPI.COMBINER_HINDEXED_BLOCK):
-        offsets = [d * scale for d in info["displacements"]]
-        return [info["blocklength"]] * len(offsets), offsets
-    return None
+    in_items = kind in (MPI.COMBINER_VECTOR, MPI.COMBINER_INDEXED, MPI.COMBINER_INDEXED_BLOCK)
+    unit = basetype.extent if in_items else 1
+    if "stride" in info:
+        return [info["blocklength"]] * info["count"], [
+            info["stride"] * unit * i for i in range(info["count"])
+        ]
+    if "displacements" not in info:
+        return None
+    offsets = [at * unit for at in info["displacements"]]
+    return info.get("blocklengths") or [info["blocklength"]] * len(offsets), offsets
 
 
 def _is_aligned(datatype: Any, offset: int = 0) -> bool:

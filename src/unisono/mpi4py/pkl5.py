@@ -7,7 +7,7 @@ receiver's arrays are views of that message, so a large array is copied once, by
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unisono import MPI
@@ -18,13 +18,16 @@ Pickle = MPI.Pickle
 pickle = Pickle()
 
 
-def dumps(obj: Any) -> bytearray:
-    """An object as one message: the number of parts, their sizes, and the parts."""
+def dumps(obj: Any, room: Any = b"") -> Any:
+    """An object as one message: the number of parts, their sizes, and the parts.
+
+    room: memory for it, which is used if it is large enough.
+    """
     data, buffers = pickle.dumps_oob(obj)
     parts = [memoryview(part).cast("B") for part in (data, *buffers)]
     sizes = [part.nbytes for part in parts]
     starts, nbytes = _places(sizes)
-    message = bytearray(nbytes)
+    message = memoryview(room)[:nbytes] if len(room) >= nbytes else bytearray(nbytes)
     struct.pack_into(f"{len(parts) + 1}q", message, 0, len(parts), *sizes)
     for start, part in zip(starts, parts, strict=True):
         message[start : start + part.nbytes] = part
@@ -58,20 +61,21 @@ def receive(comm: Any, source: int, tag: int, status: Any = None) -> tuple[bytea
     return message, status.Get_source()
 
 
-class Request(tuple[Any, ...]):
-    """The requests of an object: one, which gives the object when it is done."""
+class _Handles(tuple[Any, ...]):
+    """Several handles of MPI as one."""
 
-    _message: bytearray | None = None
+    _kind: Any
+    _null: Any
 
-    def __new__(cls, request: Any = None) -> Request:
-        """Of a request, of several, or of none: MPI.REQUEST_NULL."""
-        request = MPI.REQUEST_NULL if request is None else request
-        return super().__new__(cls, (request,) if isinstance(request, MPI.Request) else request)
+    def __new__(cls, handle: Any = None) -> Any:
+        """Of a handle, of several, or of none: the null one."""
+        handle = cls._null if handle is None else handle
+        return super().__new__(cls, (handle,) if isinstance(handle, cls._kind) else handle)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, MPI.Request):
-            return all(request == other for request in self)
-        return tuple.__eq__(self, other) if isinstance(other, Request) else NotImplemented
+        if isinstance(other, self._kind):
+            return all(handle == other for handle in self)
+        return tuple.__eq__(self, other) if isinstance(other, type(self)) else NotImplemented
 
     def __ne__(self, other: object) -> bool:
         equal = self.__eq__(other)
@@ -81,6 +85,13 @@ class Request(tuple[Any, ...]):
 
     def __bool__(self) -> bool:
         return any(self)
+
+
+class Request(_Handles):
+    """The requests of an object: one, which gives the object when it is done."""
+
+    _kind, _null = MPI.Request, MPI.REQUEST_NULL
+    _message: bytearray | None = None
 
     def Free(self) -> None:  # noqa: N802 (MPI's name)
         """Free the request."""
@@ -141,27 +152,11 @@ def _paired(requests: Iterable[Request], statuses: list[Any] | None) -> list[tup
     return list(zip(requests, statuses))  # noqa: B905 (more statuses are allowed)
 
 
-class Message(tuple[Any, ...]):
+class Message(_Handles):
     """A message that a probe has matched."""
 
-    def __new__(cls, message: Any = None) -> Message:
-        """Of a message of MPI, or of none: MPI.MESSAGE_NULL."""
-        message = MPI.MESSAGE_NULL if message is None else message
-        return super().__new__(cls, (message,) if isinstance(message, MPI.Message) else message)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, MPI.Message):
-            return all(message == other for message in self)
-        return tuple.__eq__(self, other) if isinstance(other, Message) else NotImplemented
-
-    def __ne__(self, other: object) -> bool:
-        equal = self.__eq__(other)
-        return equal if equal is NotImplemented else not equal
-
-    __hash__ = tuple.__hash__
-
-    def __bool__(self) -> bool:
-        return any(self)
+    _kind, _null = MPI.Message, MPI.MESSAGE_NULL
+    _nbytes = 0
 
     def free(self) -> None:
         """Nothing is left to free."""
@@ -170,12 +165,12 @@ class Message(tuple[Any, ...]):
         """The object of the message."""
         return self.irecv().wait(status)
 
-    def irecv(self) -> Request:
+    def irecv(self) -> Any:
         """Receive it; the request gives the object."""
         (found,) = self
         if found == MPI.MESSAGE_NO_PROC:
             return Request(found.Irecv([None, 0, MPI.BYTE]))
-        message = bytearray(getattr(self, "_nbytes", 0))
+        message = bytearray(self._nbytes)
         request = Request(found.Irecv([message, MPI.BYTE]))
         request._message = message
         return request
@@ -185,24 +180,37 @@ class Message(tuple[Any, ...]):
         cls, comm: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None
     ) -> Any:
         """Wait for a message, and match it."""
-        return cls._matched(MPI.Comm.Mprobe, comm, source, tag, status)
+        status = MPI.Status() if status is None else status
+        return cls._matched(MPI.Comm.Mprobe(comm, source, tag, status), status)
 
     @classmethod
     def iprobe(
         cls, comm: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None
     ) -> Any:
         """Match a message if there is one; None: there is none."""
-        return cls._matched(MPI.Comm.Improbe, comm, source, tag, status)
+        status = MPI.Status() if status is None else status
+        return cls._matched(MPI.Comm.Improbe(comm, source, tag, status), status)
 
     @classmethod
-    def _matched(cls, probe: Callable[..., Any], comm: Any, source: int, tag: int, status: Any) -> Any:
-        status = MPI.Status() if status is None else status
-        found = probe(comm, source, tag, status)
+    def _matched(cls, found: Any, status: Any) -> Any:
         if found is None:
             return None
         message = cls(found)
         message._nbytes = status.Get_elements(MPI.BYTE)
         return message
+
+
+def _sending(name: str, doc: str) -> Any:
+    """A method that sends an object with the call of MPI's of this name."""
+    call = getattr(MPI.Comm, name)
+
+    def send(self: Comm, obj: Any, dest: int, tag: int = 0) -> Any:
+        message = b"" if dest == MPI.PROC_NULL else dumps(obj)
+        request = call(self, [message, MPI.BYTE], dest, tag)
+        return None if request is None else Request(request)
+
+    send.__name__, send.__qualname__, send.__doc__ = name.lower(), f"Comm.{name.lower()}", doc
+    return send
 
 
 class Comm(MPI.Comm):
@@ -212,33 +220,12 @@ class Comm(MPI.Comm):
         """The same communicator as `comm`."""
         return MPI.Comm.__new__(cls, comm)
 
-    def _post(self, send: Callable[..., Any], obj: Any, dest: int, tag: int) -> Any:
-        message = None if dest == MPI.PROC_NULL else dumps(obj)
-        return send(self, [message, 0 if message is None else len(message), MPI.BYTE], dest, tag)
-
-    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object."""
-        self._post(MPI.Comm.Send, obj, dest, tag)
-
-    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object from the attached buffer."""
-        self._post(MPI.Comm.Bsend, obj, dest, tag)
-
-    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object, and return when its receive has begun."""
-        self._post(MPI.Comm.Ssend, obj, dest, tag)
-
-    def isend(self, obj: Any, dest: int, tag: int = 0) -> Any:
-        """Begin to send an object."""
-        return Request(self._post(MPI.Comm.Isend, obj, dest, tag))
-
-    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Any:
-        """Begin to send an object from the attached buffer."""
-        return Request(self._post(MPI.Comm.Ibsend, obj, dest, tag))
-
-    def issend(self, obj: Any, dest: int, tag: int = 0) -> Any:
-        """Begin to send an object; the request is done when its receive has begun."""
-        return Request(self._post(MPI.Comm.Issend, obj, dest, tag))
+    send = _sending("Send", "Send an object.")
+    bsend = _sending("Bsend", "Send an object from the attached buffer.")
+    ssend = _sending("Ssend", "Send an object, and return when its receive has begun.")
+    isend = _sending("Isend", "Begin to send an object.")
+    ibsend = _sending("Ibsend", "Begin to send an object from the attached buffer.")
+    issend = _sending("Issend", "Begin to send an object; the request is done when its receive has begun.")
 
     def recv(
         self,

@@ -50,8 +50,11 @@ class Pool:
 
     def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
         """The list of `map(func, iterable)`, in tasks of `chunksize` calls."""
-        items, chunksize = self._chunked(iterable, chunksize)
-        return list(self.imap(func, items, chunksize))
+        return list(self._results("map", func, iterable, chunksize))
+
+    def starmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
+        """The list of `itertools.starmap(func, iterable)`."""
+        return list(self._results("starmap", func, iterable, chunksize))
 
     def map_async(
         self,
@@ -61,26 +64,8 @@ class Pool:
         callback: Callback = None,
         error_callback: Callback = None,
     ) -> MapResult:
-        """The same, without waiting."""
-        items, chunksize = self._chunked(iterable, chunksize)
-        return self._gathered(self.imap(func, items, chunksize), callback, error_callback)
-
-    def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> Iterator[Any]:
-        """The results of `map(func, iterable)`, in order."""
-        results: Iterator[Any] = self.executor.map(func, iterable, chunksize=chunksize)
-        return results
-
-    def imap_unordered(
-        self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1
-    ) -> Iterator[Any]:
-        """The results, as they come."""
-        results: Iterator[Any] = self.executor.map(func, iterable, chunksize=chunksize, unordered=True)
-        return results
-
-    def starmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
-        """The list of `itertools.starmap(func, iterable)`."""
-        items, chunksize = self._chunked(iterable, chunksize)
-        return list(self.istarmap(func, items, chunksize))
+        """See `map`, without waiting."""
+        return self._gathered(self._results("map", func, iterable, chunksize), callback, error_callback)
 
     def starmap_async(
         self,
@@ -90,23 +75,26 @@ class Pool:
         callback: Callback = None,
         error_callback: Callback = None,
     ) -> MapResult:
-        """The same, without waiting."""
-        items, chunksize = self._chunked(iterable, chunksize)
-        return self._gathered(self.istarmap(func, items, chunksize), callback, error_callback)
+        """See `starmap`, without waiting."""
+        return self._gathered(self._results("starmap", func, iterable, chunksize), callback, error_callback)
 
-    def istarmap(
-        self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1
-    ) -> Iterator[Any]:
-        """The results of `itertools.starmap(func, iterable)`, in order."""
-        results: Iterator[Any] = self.executor.starmap(func, iterable, chunksize=chunksize)
-        return results
+    def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> Any:
+        """An iterator of the results of `map(func, iterable)`, in order."""
+        return self._results("map", func, iterable, chunksize)
+
+    def imap_unordered(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> Any:
+        """An iterator of the results, as they come."""
+        return self._results("map", func, iterable, chunksize, unordered=True)
+
+    def istarmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> Any:
+        """An iterator of the results of `itertools.starmap(func, iterable)`, in order."""
+        return self._results("starmap", func, iterable, chunksize)
 
     def istarmap_unordered(
         self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1
-    ) -> Iterator[Any]:
-        """The results, as they come."""
-        results: Iterator[Any] = self.executor.starmap(func, iterable, chunksize=chunksize, unordered=True)
-        return results
+    ) -> Any:
+        """An iterator of the results, as they come."""
+        return self._results("starmap", func, iterable, chunksize, unordered=True)
 
     def close(self) -> None:
         """Take no more tasks."""
@@ -129,14 +117,22 @@ class Pool:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _chunked(self, iterable: Iterable[Any], chunksize: int | None) -> tuple[Iterable[Any], int]:
-        """Four tasks for each worker, unless a size is given, as in multiprocessing."""
-        if chunksize is not None:
-            return iterable, chunksize
-        if not operator.length_hint(iterable):
-            iterable = list(iterable)
-        tasks = 4 * max(1, self.executor.num_workers)
-        return iterable, max(1, -(-operator.length_hint(iterable) // tasks))
+    def _results(
+        self,
+        call: str,
+        func: Callable[..., Any],
+        iterable: Iterable[Any],
+        chunksize: int | None,
+        **options: bool,
+    ) -> Iterator[Any]:
+        """Of a call of the executor. Four tasks for each worker, unless a size is given."""
+        if chunksize is None:
+            if not operator.length_hint(iterable):
+                iterable = list(iterable)
+            tasks = 4 * max(1, self.executor.num_workers)
+            chunksize = max(1, -(-operator.length_hint(iterable) // tasks))
+        results: Iterator[Any] = getattr(self.executor, call)(func, iterable, chunksize=chunksize, **options)
+        return results
 
     def _gathered(self, results: Iterator[Any], callback: Callback, error_callback: Callback) -> MapResult:
         if self._gathering is None:
@@ -178,8 +174,7 @@ class AsyncResult:
         Raises:
             TimeoutError: it did not come within `timeout` seconds, or was cancelled.
         """
-        self.wait(timeout)
-        if not self.ready():
+        if not self._event.wait(timeout):
             raise TimeoutError
         try:
             return self.future.result()

@@ -18,7 +18,21 @@ __all__ = ["Condition", "Counter", "Mutex", "Semaphore", "Sequential"]
 MOST_PAUSE_S = 0.001
 
 
-class Sequential:
+class _Held:
+    """An object whose `with` takes it and gives it back."""
+
+    def __enter__(self) -> Any:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.release()
+
+    acquire: Callable[..., Any]
+    release: Callable[..., Any]
+
+
+class Sequential(_Held):
     """The body of `with Sequential(comm):` runs on one rank after another."""
 
     def __init__(self, comm: Any, tag: int = 0) -> None:
@@ -34,12 +48,7 @@ class Sequential:
         if self.comm.Get_rank() < self.comm.Get_size() - 1:
             self.comm.Send([bytearray(), 0, MPI.BYTE], self.comm.Get_rank() + 1, self.tag)
 
-    def __enter__(self) -> Sequential:
-        self.begin()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.end()
+    acquire, release = begin, end
 
 
 class _Numbers:
@@ -68,20 +77,19 @@ class _Numbers:
 
     def add(self, index: int, value: Any) -> Any:
         """Add to a number; its value before. 0: read it."""
-        change, before, window = array(self._code, [value]), array(self._code, [0]), self.window()
-        window.Lock(self._root, MPI.LOCK_SHARED)
-        window.Fetch_and_op(change, before, self._root, index, MPI.SUM if value else MPI.NO_OP)
-        window.Unlock(self._root)
-        return before[0]
+        return self._call(MPI.Win.Fetch_and_op, [value, 0], index, MPI.SUM if value else MPI.NO_OP)
 
     def exchange(self, index: int, expected: Any, value: Any) -> bool:
         """Set a number if it has the expected value; whether it had."""
-        new, old, before = (array(self._code, [one]) for one in (value, expected, 0))
-        window = self.window()
+        return bool(self._call(MPI.Win.Compare_and_swap, [value, expected, 0], index) == expected)
+
+    def _call(self, call: Callable[..., None], numbers: list[Any], *args: Any) -> Any:
+        """A call of the window with these numbers; it replaces the last one, which is returned."""
+        given, window = [array(self._code, [one]) for one in numbers], self.window()
         window.Lock(self._root, MPI.LOCK_SHARED)
-        window.Compare_and_swap(new, old, before, self._root, index)
+        call(window, *given, self._root, *args)
         window.Unlock(self._root)
-        return bool(before[0] == expected)
+        return given[-1][0]
 
     def wait_for(self, index: int, least: int) -> None:
         """Wait until a number is at least `least`."""
@@ -128,7 +136,7 @@ class Counter:
         self._numbers.free()
 
 
-class Mutex:
+class Mutex(_Held):
     """A lock that one rank holds at a time; `recursive`: several times."""
 
     def __init__(
@@ -189,15 +197,8 @@ class Mutex:
             self.suspended()
         self._numbers.free()
 
-    def __enter__(self) -> Mutex:
-        self.acquire()
-        return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.release()
-
-
-class Condition:
+class Condition(_Held):
     """Ranks wait, and a rank notifies them, in the order of their waits; all hold the mutex meanwhile."""
 
     def __init__(
@@ -265,15 +266,8 @@ class Condition:
             self._mutex.release()
         self._numbers.free()
 
-    def __enter__(self) -> Condition:
-        self.acquire()
-        return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.release()
-
-
-class Semaphore:
+class Semaphore(_Held):
     """At most `value` ranks hold it; `bounded`: more releases than acquires are an error."""
 
     def __init__(
@@ -309,10 +303,3 @@ class Semaphore:
         """Free it; all ranks call it."""
         self._counter.free()
         self._condition.free()
-
-    def __enter__(self) -> Semaphore:
-        self.acquire()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.release()

@@ -118,6 +118,15 @@ def check_datatypes(comm: MPI.Intracomm) -> None:
         kind.Free()
 
 
+def check_external32() -> None:
+    for kind, ends in ((MPI.SHORT, []), (MPI.LONG_DOUBLE, []), (MPI.COMPLEX, [4]), (MPI.DOUBLE_INT, [8])):
+        raw, packed = rng.integers(0, 256, kind.extent, np.uint8), np.zeros(kind.size, np.uint8)
+        kind.Pack_external("external32", raw, packed, 0)
+        assert (packed == np.hstack([part[::-1] for part in np.split(raw[: kind.size], ends)])).all()
+        kind.Unpack_external("external32", packed, 0, back := np.zeros_like(raw))
+        assert (back[: kind.size] == raw[: kind.size]).all()
+
+
 def check_mistakes(comm: MPI.Intracomm) -> None:
     """A wrong argument raises, and the communicator goes on."""
     x = np.zeros(4)
@@ -238,6 +247,7 @@ for comm in (world, MPI.COMM_SELF):
     check_movements(comm)
     check_datatypes(comm)
     check_mistakes(comm)
+check_external32()
 check_contexts()
 if world.size <= 2:
     check_sizes_that_differ()

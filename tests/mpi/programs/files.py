@@ -71,7 +71,7 @@ def check_views():
             model[places] = written
         assert (np.fromfile(NAME, np.uint8) == model).all(), turn
         back = np.zeros(data.size + 7, np.uint8)
-        file.Read_at(start, back, status)
+        file.Read_at(offset=start, buf=back, status=status)
         assert (back[: data.size] == data).all()
         file.Seek(0, MPI.SEEK_END)
         seen = (np.arange(1 + model.size // extent)[:, None] * extent + covered).ravel() + displacement

@@ -8,6 +8,7 @@ from mpi4py.futures import (
     BrokenExecutor,
     MPICommExecutor,
     MPIPoolExecutor,
+    ThreadPoolExecutor,
     as_completed,
     get_comm_workers,
     wait,
@@ -31,6 +32,7 @@ def fail(x):
 
 
 def greet(word):
+    get_comm_workers().Barrier()  # it ends only if all workers are here at the same time
     GREETING.append(word)
 
 
@@ -71,6 +73,8 @@ def main():
     with MPIPoolExecutor() as executor, MPIPoolExecutor(initializer=greet, initargs=("hello",)) as greeter:
         check(executor, size)
         assert greeter.submit(greeted).result() == ["hello"]
+    with ThreadPoolExecutor(3) as openers:
+        list(openers.map(lambda word: MPIPoolExecutor(initializer=greet, initargs=word).bootup(), "abc"))
     broken = MPIPoolExecutor(initializer=fail, initargs=(1,))
     assert isinstance(broken.submit(square, 1).exception(), BrokenExecutor)
     with Pool() as pool:

@@ -1,7 +1,7 @@
 """mpi4py.futures: executors whose workers are ranks of this job.
 
 executor   MPIPoolExecutor and MPICommExecutor, with the interface of concurrent.futures
-crew       the workers of a communicator: who is idle, who works at what
+crew       the workers of a communicator: a thread of the master for each
 worker     what a worker does: takes calls, makes them, returns results
 combine    collect and compose: futures of futures
 command    `python -m mpi4py.futures script.py`: rank 0 runs the script, the others work

@@ -1,7 +1,4 @@
-"""`python -m mpi4py.futures script.py`: rank 0 runs the script, and the other ranks are its workers.
-
-As a module of its own it is what a spawned worker runs.
-"""
+"""`python -m mpi4py.futures script.py`: rank 0 runs the script, and the other ranks are its workers."""
 
 from __future__ import annotations
 
@@ -49,10 +46,3 @@ def _wrong(args: list[str]) -> str | None:
     if args[0].startswith("-") and args[0] != "-":
         return f"Unknown option: {args[0]}"
     return None if args[0] == "-" or os.path.exists(args[0]) else f"Path does not exist: {args[0]}"
-
-
-if __name__ == "__main__":
-    parent = MPI.Comm.Get_parent()
-    if parent == MPI.COMM_NULL:
-        sys.exit("unisono.mpi4py.futures.command is started by MPIPoolExecutor only")
-    serve(parent.Merge(high=True), 0, MPI.COMM_WORLD)

@@ -1,23 +1,21 @@
-"""The workers of an executor, as the master sees them: who is idle, and who works at what.
+"""The workers of an executor, as the master sees them: a thread of the master for each worker.
 
-    Tasks      the queue of the calls that no worker has begun
-    Threads    workers that are threads of this process
-    Crew       workers that are ranks: one thread sends tasks to idle ones, one takes results
-
-Nothing polls. Several executors may share a crew.
+A thread takes a call from the queue of concurrent.futures, lets its worker make it, and waits for the result.
+Several executors may share a crew.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from typing import Any
 
 from unisono import MPI
 from unisono.mpi4py import pkl5
 from unisono.mpi4py.futures.worker import CALL, RESULT, WorkerFailure, initialize, prepare, working
+
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class Session:
@@ -27,237 +25,107 @@ class Session:
         self.broken = ""
 
 
-class Task:
-    """A call on one worker, or on each (`everyone`), and the future of its result."""
-
-    def __init__(self, session: Session, future: Future[Any], call: Any, everyone: bool = False) -> None:
-        self.session, self.future, self.call, self.everyone = session, future, call, everyone
-        self.ranks: list[int] = []  # where it runs
-        self.returned: list[int] = []
-
-    def begins(self) -> bool:
-        """Whether it is to run: neither cancelled nor of a broken executor."""
-        if self.session.broken:
-            self.fail(BrokenExecutor(self.session.broken))
-            return False
-        return self.future.set_running_or_notify_cancel()
-
-    def fail(self, error: BaseException) -> None:
-        """Give the future an exception, unless it is done."""
-        if self.future.running() or (not self.future.done() and self.future.set_running_or_notify_cancel()):
-            self.future.set_exception(error)
-
-
-class Tasks:
-    """The queue of calls that no worker has begun, and the threads that take from it."""
-
-    size = 0
-
-    def __init__(self, *threads: Callable[[], None]) -> None:
-        self._tasks: deque[Task] = deque()
-        self._changed = threading.Condition()
-        self._closing = False
-        self._broken = ""
-        self._threads = [threading.Thread(target=one, daemon=True, name="mpi4py.futures") for one in threads]
-        for thread in self._threads:
-            thread.start()
-
-    def open(self, script: Any, initializer: Any, initargs: tuple[Any, ...]) -> Session:
-        """A session of an executor; each worker loads its script, and calls the initializer."""
-        raise NotImplementedError
-
-    def submit(self, session: Session, future: Future[Any], call: Any, everyone: bool = False) -> None:
-        """Let the next idle worker make a call; or every worker, when all are idle."""
-        task = Task(session, future, call, everyone)
-        with self._changed:
-            if not self._broken:
-                self._tasks.append(task)
-                self._changed.notify_all()
-                return
-        task.fail(BrokenExecutor(self._broken))
-
-    def cancel(self, session: Session) -> None:
-        """Cancel the tasks of a session that no worker has begun."""
-        with self._changed:
-            gone = [task for task in self._tasks if task.session is session and not task.everyone]
-            self._tasks = deque(task for task in self._tasks if task not in gone)
-        for task in gone:
-            task.future.cancel()
-            task.future.set_running_or_notify_cancel()
-
-    def close(self) -> None:
-        """Let the workers finish all tasks, and leave."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-
-class Threads(Tasks):
+class Threads:
     """Workers that are threads of this process."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._ready = threading.Event()
-        super().__init__(*[self._work] * size)
+        self._opening = threading.Lock()
+        self._pool = ThreadPoolExecutor(max(1, size), "mpi4py.futures", self._enter)
 
-    def open(self, script: Any, initializer: Any, initargs: tuple[Any, ...]) -> Session:  # noqa: ARG002
-        """The only session: threads are of one executor."""
-        self._session, self._initializer = Session(), (initializer, initargs)
-        self._ready.set()
-        return self._session
+    def open(self, script: Any, initializer: Any, initargs: tuple[Any, ...]) -> Session:
+        """A session of an executor; each worker loads its script, and calls the initializer."""
+        session = Session()
+        with self._opening:
+            self._load(session, script)
+            if initializer is not None:
+                self._everywhere(session, (initialize, (initializer, initargs), {}))
+        return session
+
+    def submit(self, session: Session, call: Call) -> Future[Any]:
+        """Let the next idle worker make a call."""
+        return self._pool.submit(self._run, session, call)
 
     def close(self) -> None:
-        """Let the threads finish all tasks."""
-        self._ready.set()
-        super().close()
+        """Let the workers finish all tasks, and leave. A second call does nothing."""
+        self._pool.shutdown()
 
-    def _work(self) -> None:
-        self._ready.wait()
+    def _load(self, session: Session, script: Any) -> None:
+        """Threads have the script."""
+
+    def _everywhere(self, session: Session, call: Call) -> None:
+        """Let all workers make a call at the same time, before what is submitted after it."""
+        together = threading.Barrier(self.size)
+        for _ in range(self.size):  # one for each thread: it waits there for the others
+            self._pool.submit(self._prepare, together, session, call)
+
+    def _prepare(self, together: threading.Barrier, session: Session, call: Call) -> None:
+        together.wait()
+        try:
+            if self._make(call) is False:
+                session.broken = "initializer failed"
+        except BaseException as error:  # noqa: BLE001 (the session's calls raise it)
+            session.broken = f"a worker could not load the script: {error!r}"
+        together.wait()
+
+    def _run(self, session: Session, call: Call) -> Any:
+        if session.broken:
+            raise BrokenExecutor(session.broken)
+        return self._make(call)
+
+    def _enter(self) -> None:
         working(MPI.COMM_SELF)
-        initializer, initargs = self._initializer
-        if initializer is not None and not initialize(initializer, initargs):
-            self._session.broken = "initializer failed"
-        while (task := self._next()) is not None:
-            if not task.begins():
-                continue
-            function, args, kwargs = task.call
-            try:
-                task.future.set_result(function(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 (its future raises it)
-                task.future.set_exception(error)
 
-    def _next(self) -> Task | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._tasks or self._closing)
-            return self._tasks.popleft() if self._tasks else None
+    def _make(self, call: Call) -> Any:
+        function, args, kwargs = call
+        return function(*args, **kwargs)
 
 
-class Crew(Tasks):
+class Crew(Threads):
     """The ranks of `comm` but `master`, which is this process."""
 
     def __init__(self, comm: Any, master: int) -> None:
         self._comm = comm
-        self._idle = deque(rank for rank in range(comm.Get_size()) if rank != master)
-        self.size = len(self._idle)
-        self._busy: dict[int, Task] = {}
-        self._prepared = self._all_sent = False
-        super().__init__(self._send, self._receive)
-
-    def open(self, script: Any, initializer: Any, initargs: tuple[Any, ...]) -> Session:
-        """A session of an executor; the script is loaded once, and None if workers run it themselves."""
-        session = Session()
-        with self._changed:
-            first, self._prepared = not self._prepared, True
-        if first and script is not None:
-            self._everywhere(session, (prepare, (script,), {}))
-        if initializer is not None:
-            self._everywhere(session, (initialize, (initializer, initargs), {}))
-        return session
-
-    def _everywhere(self, session: Session, call: Any) -> None:
-        future: Future[Any] = Future()
-        future.add_done_callback(lambda done: _note_failure(session, done))
-        self.submit(session, future, call, everyone=True)
+        self._ranks = [rank for rank in range(comm.Get_size()) if rank != master]
+        self._left = iter(self._ranks)
+        self._mine = threading.local()
+        self._sending = threading.Lock()
+        self._room: Any = b""
+        self._broken = ""
+        self._loaded = False
+        super().__init__(len(self._ranks))
 
     def close(self) -> None:
         """Let the workers finish all tasks, and leave. A second call does nothing."""
         super().close()
-        while self._idle and not self._broken:
-            self._comm.Send([pkl5.dumps(None), MPI.BYTE], self._idle.popleft(), CALL)
+        while self._ranks and not self._broken:
+            self._comm.Send([pkl5.dumps(None), MPI.BYTE], self._ranks.pop(), CALL)
 
-    def _next(self) -> Task | None:
-        """Wait for a task and idle workers for it; None: there are no more tasks."""
-        with self._changed:
-            while True:
-                if self._broken or (self._closing and not self._tasks):
-                    self._all_sent = True
-                    self._changed.notify_all()
-                    return None
-                enough = self.size if self._tasks and self._tasks[0].everyone else 1
-                if self._tasks and len(self._idle) >= enough:
-                    task = self._tasks.popleft()
-                    task.ranks = [self._idle.popleft() for _ in range(enough)]
-                    return task
-                self._changed.wait()
+    def _load(self, session: Session, script: Any) -> None:
+        """Once; a script of None: workers run it themselves."""
+        if script is not None and not self._loaded:
+            self._everywhere(session, (prepare, (script,), {}))
+        self._loaded = True
 
-    def _send(self) -> None:
-        while (task := self._next()) is not None:
-            if not self._begin(task):
-                self._release(task.ranks)
+    def _enter(self) -> None:
+        self._mine.rank = next(self._left)
 
-    def _begin(self, task: Task) -> bool:
-        if not task.begins():
-            return False
-        try:
-            message = pkl5.dumps(task.call)
-        except BaseException as error:  # noqa: BLE001 (its future raises it)
-            task.future.set_exception(error)
-            return False
-        with self._changed:
-            self._busy.update(dict.fromkeys(task.ranks, task))
-            self._changed.notify_all()
-        try:
-            for rank in task.ranks:
-                self._comm.Send([message, MPI.BYTE], rank, CALL)
-        except Exception as error:  # noqa: BLE001 (a worker is lost: all futures say so)
-            self._give_up(error)
-        return True
+    def _make(self, call: Call) -> Any:
+        with self._sending:  # in memory that was used before: that of new pages takes as long as the copy
+            message = pkl5.dumps(call, self._room)
+            self._room = max(self._room, message, key=len)
+            self._transfer(self._comm.Send, [message, MPI.BYTE], self._mine.rank, CALL)
+        result, _ = self._transfer(pkl5.receive, self._comm, self._mine.rank, RESULT)
+        answer = pkl5.loads(result)
+        if isinstance(answer, WorkerFailure):
+            raise answer.rebuilt()
+        return answer[0]
 
-    def _receive(self) -> None:
-        while self._working():
+    def _transfer(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A call of `comm`; if it fails, a worker is lost, and the crew takes no more tasks."""
+        if not self._broken:
             try:
-                message, rank = pkl5.receive(self._comm, MPI.ANY_SOURCE, RESULT)
-            except Exception as error:  # noqa: BLE001 (a worker is lost: all futures say so)
-                self._give_up(error)
-                return
-            with self._changed:
-                task = self._busy.pop(rank)
-            task.returned.append(rank)
-            _finish(task, message)
-            if len(task.returned) == len(task.ranks):
-                self._release(task.ranks)
-
-    def _working(self) -> bool:
-        """Wait until a worker has a task; False: none will have one any more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._busy or self._broken or self._all_sent)
-            return bool(self._busy) and not self._broken
-
-    def _release(self, ranks: list[int]) -> None:
-        with self._changed:
-            self._idle.extend(ranks)
-            self._changed.notify_all()
-
-    def _give_up(self, error: BaseException) -> None:
-        with self._changed:
-            self._broken = str(error) or type(error).__name__
-            left = {*self._busy.values(), *self._tasks}
-            self._busy.clear()
-            self._tasks.clear()
-            self._changed.notify_all()
-        for task in left:
-            task.fail(BrokenExecutor(self._broken))
-
-
-def _finish(task: Task, message: Any) -> None:
-    """Give the future of a task what a worker has returned; of one for everyone, the first failure or all."""
-    try:
-        answer = pkl5.loads(message)
-    except BaseException as error:  # noqa: BLE001 (a result that cannot be unpickled here)
-        task.fail(error)
-        return
-    if isinstance(answer, WorkerFailure):
-        task.fail(answer.rebuilt())
-    elif task.future.done():
-        return
-    elif answer[0] is False or not task.everyone or len(task.returned) == len(task.ranks):
-        task.future.set_result(answer[0])
-
-
-def _note_failure(session: Session, done: Future[Any]) -> None:
-    if done.exception() is not None:
-        session.broken = f"a worker could not load the script: {done.exception()!r}"
-    elif done.result() is False:
-        session.broken = "initializer failed"
+                return call(*args)
+            except Exception as error:  # noqa: BLE001 (all futures say so)
+                self._broken = str(error) or type(error).__name__
+        raise BrokenExecutor(self._broken)

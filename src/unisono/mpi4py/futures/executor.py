@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import functools
 import itertools
@@ -15,7 +14,7 @@ from concurrent.futures import BrokenExecutor, Future, as_completed
 from typing import Any
 
 from unisono import MPI
-from unisono.mpi4py.futures.crew import Crew, Session, Tasks, Threads
+from unisono.mpi4py.futures.crew import Crew, Session, Threads
 from unisono.mpi4py.futures.worker import prepared, serve
 
 shared: Crew | None = None
@@ -110,10 +109,10 @@ def _chunks(iterable: Iterable[Any], size: int) -> Iterator[tuple[tuple[Any, ...
 
 
 class MPIPoolExecutor(_Mapping):
-    """Makes calls on ranks: those of `python -m mpi4py.futures`, or new ones.
+    """Makes calls on ranks: the workers of `python -m mpi4py.futures`.
 
     Args:
-        max_workers: how many ranks to start, where they are not there already.
+        max_workers: how many ranks mpi4py would start; here they start with the program.
         initializer, initargs: a call that each worker makes first.
         options: `path`, `wdir`, `env`, `globals`, `main=False`, as in mpi4py. Pickles are always sent with
             their buffers out of band, so `use_pkl5` changes nothing.
@@ -128,7 +127,7 @@ class MPIPoolExecutor(_Mapping):
         self._options = options
         self._shutdown = False
         self._lock = threading.Lock()
-        self._crew: Tasks | None = None
+        self._crew: Threads | None = None
         self._session = Session()
         self._pending: set[Future[Any]] = set()
 
@@ -157,10 +156,9 @@ class MPIPoolExecutor(_Mapping):
                 raise BrokenExecutor(self._session.broken)
             if self._shutdown:
                 raise RuntimeError("cannot submit after shutdown")
-            future: Future[Any] = Future()
+            future = self._start().submit(self._session, (fn, args, kwargs))
             self._pending.add(future)
             future.add_done_callback(self._pending.discard)
-            self._start().submit(self._session, future, (fn, args, kwargs))
             return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -170,25 +168,34 @@ class MPIPoolExecutor(_Mapping):
             crew = self._crew
         if crew is None:
             return
-        if cancel_futures:
-            crew.cancel(self._session)
+        for future in tuple(self._pending) if cancel_futures else ():
+            future.cancel()
         if wait:
             concurrent.futures.wait(tuple(self._pending))
         if crew is not shared:
             threading.Thread(target=crew.close).start() if not wait else crew.close()
 
-    def _start(self) -> Tasks:
+    def _start(self) -> Threads:
         if self._crew is None:
             self._open(self._workers(), prepared(self._options))
         return self._crew  # type: ignore[return-value]
 
-    def _workers(self) -> Tasks:
-        """The workers that are there already, or new ones."""
+    def _workers(self) -> Threads:
+        """The workers that are there already.
+
+        Raises:
+            NotImplementedError: there are none, and the launcher starts no more ranks.
+        """
         if shared is None:
-            return _spawned(int(self._asked or 1))
+            command = (
+                f"unisono run --replace mpi4py -n {int(self._asked or 1) + 1} -m mpi4py.futures script.py"
+            )
+            raise NotImplementedError(
+                f"no new ranks can be started: start the workers with the program: {command}"
+            )
         return shared if shared.size else Threads(1)
 
-    def _open(self, crew: Tasks, script: dict[str, Any] | None) -> None:
+    def _open(self, crew: Threads, script: dict[str, Any] | None) -> None:
         self._session = crew.open(script, *self._initializer)
         self._crew = crew
 
@@ -196,7 +203,7 @@ class MPIPoolExecutor(_Mapping):
 class ThreadPoolExecutor(MPIPoolExecutor):
     """The same with threads of this process; one unless `max_workers` says otherwise."""
 
-    def _workers(self) -> Tasks:
+    def _workers(self) -> Threads:
         return Threads(int(self._asked or 1))
 
 
@@ -208,27 +215,6 @@ def _check(max_workers: int | None, initializer: Any) -> None:
         raise ValueError("max_workers must be greater than 0")
     if initializer is not None and not callable(initializer):
         raise TypeError("initializer must be a callable")
-
-
-def _spawned(count: int) -> Crew:
-    """Workers that are started now.
-
-    Raises:
-        MPI.Exception: this launcher starts no more ranks.
-    """
-    try:
-        command = ["-m", "unisono.mpi4py.futures.command"]
-        comm = MPI.COMM_SELF.Spawn(sys.executable, command, count)
-    except (MPI.Exception, NotImplementedError) as error:
-        error.args = (*error.args, f"Start the ranks with the program: {_how(count)}")
-        raise
-    crew = Crew(comm.Merge(high=False), 0)
-    atexit.register(crew.close)
-    return crew
-
-
-def _how(count: int) -> str:
-    return f"unisono run --replace mpi4py -n {count + 1} -m mpi4py.futures script.py"
 
 
 class MPICommExecutor:
