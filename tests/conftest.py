@@ -16,6 +16,7 @@ from hypothesis import settings
 # Before they are imported: their asserts count under python -O, too.
 pytest.register_assert_rewrite(*(each.stem for each in Path(__file__).parent.glob("support/*.py")))
 
+import effort
 import failure_reports
 import hosts
 import launching
@@ -109,6 +110,8 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker("torch")
         if settings.get_current_profile_name() == "nightly" and hasattr(item.function, "hypothesis"):
             item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_S))
+        elif not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(effort.TEST_S))
         reason = _missing(item)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -125,6 +128,11 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let Python end as without `gc.freeze`: Triton's types would be told as leaked, in a hundred lines."""
+    gc.unfreeze()
 
 
 @functools.cache

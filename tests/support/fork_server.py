@@ -50,6 +50,7 @@ def main(path: str, *gpus: str) -> None:
             importlib.import_module(job["module"])  # once, not in every rank
         pids = [fork(job, rank) for rank in range(job["size"])]
         print(json.dumps([job["number"], wait(pids, job["limit_s"], job["grace_s"])]), flush=True)
+    gc.unfreeze()  # Python's end frees what was imported
 
 
 def fork(job: dict[str, Any], rank: int) -> int:

@@ -17,7 +17,7 @@ import unisono.torch  # noqa: F401
 def main(rank: int, size: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
     )
     plans: list[dict[str, Any]] = [{"data": 2}, {"data": 2, "zero": 2}, {"pipeline": 2, "micro_batches": 2}]
     for plan in [*plans, {"data": 2, "swap": "memory"}]:

@@ -152,9 +152,9 @@ def check_a_checkpoint_goes_on(folder: Path) -> None:
         swept(
             [
                 ("mlp", up.Plan(data=4, zero=2, shard=2, local_steps=3)),
-                ("mlp", up.Plan(data=4, local_steps=3, compression=up.Compressed("int8"))),
             ],
             [
+                ("mlp", up.Plan(data=4, local_steps=3, compression=up.Compressed("int8"))),
                 ("gpt", up.Plan(data=4, local_steps=3)),
                 ("mlp", up.Plan(data=2, tensor=2, local_steps=3)),
             ],

@@ -92,7 +92,7 @@ def main(rank: int, size: int, folder: Path, which: str) -> None:
     warnings.filterwarnings("error", message=".*returned a view tensor")
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
     )
     steps = STEPS if which == "all" else 5
     results = {}
