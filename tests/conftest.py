@@ -1,5 +1,6 @@
 """For every test: nothing may be left behind. Also what to leave out on a machine that lacks something."""
 
+import atexit
 import functools
 import gc
 import importlib.util
@@ -127,12 +128,8 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # Python's end frees them; nanobind would tell Triton's as leaked
         gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """Let Python end as without `gc.freeze`: Triton's types would be told as leaked, in a hundred lines."""
-    gc.unfreeze()
 
 
 @functools.cache
