@@ -70,7 +70,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_674,
     ("src", "csrc"): 125_610,
-    ("tests",): 77_960,
+    ("tests",): 77_910,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

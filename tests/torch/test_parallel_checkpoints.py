@@ -17,6 +17,7 @@ def job(do: str, model: str, **plan: Any) -> dict[str, Any]:
     return {"do": do, "model": model, "plan": plan}
 
 
+@pytest.mark.sweep  # two ranks do so in fused_saves.py and program_stages.py
 def test_saved_by_four_data_ranks_and_continued_otherwise(forks: suite.Forks, tmp_path: Path) -> None:
     (alone,) = forks.losses(tmp_path / "a", 1, job("all", "tied"))
     (first,) = forks.losses(tmp_path / "b", 4, job("first", "tied", data=4, zero=2))

@@ -34,8 +34,7 @@ def test_the_example_under_torchrun(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("start", "jobs"),
-    cases([("fork", ["2:4"])], long=[("spawn", ["2:1", "4:1"]), ("fork", ["2:8", "4:3"])]),
+    ("start", "jobs"), cases([("fork", ["2:4"])], long=[("spawn", ["2:1", "4:1"]), ("fork", ["2:8", "4:3"])])
 )
 def test_the_parent_shows_the_error_of_the_rank_that_failed(tmp_path, start, jobs):
     """Not the error of those that were waiting for it, whose processes must not end first."""

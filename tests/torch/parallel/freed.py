@@ -32,10 +32,7 @@ def main(rank: int, size: int, folder: Path) -> None:
 def used(plan: dict[str, Any]) -> dict[str, weakref.ref[Any]]:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     run = up.parallelize(
-        model,
-        up.Plan(**plan),
-        optimizer=lambda p: torch.optim.AdamW(p, lr=0.1),
-        loss=nn.functional.mse_loss,
+        model, up.Plan(**plan), optimizer=lambda p: torch.optim.AdamW(p, lr=0.1), loss=nn.functional.mse_loss
     )
     run.step((torch.ones(4, 4), torch.zeros(4, 4)))
     run.close()

@@ -151,9 +151,7 @@ def check_buffers_are_averaged(folder: Path) -> None:
 def check_a_checkpoint_goes_on(folder: Path) -> None:
     for number, (name, plan) in enumerate(
         swept(
-            [
-                ("mlp", up.Plan(data=4, zero=2, shard=2, local_steps=3)),
-            ],
+            [("mlp", up.Plan(data=4, zero=2, shard=2, local_steps=3))],
             [
                 ("mlp", up.Plan(data=4, local_steps=3, compression=up.Compressed("int8"))),
                 ("gpt", up.Plan(data=4, local_steps=3)),
