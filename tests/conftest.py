@@ -56,13 +56,14 @@ TAKE_LONG = (
     "test_chaos.py", "test_ranks_that_die.py", "test_planning.py", "test_replace.py", "test_pages.py",
     "test_survivors_on_hosts.py", "test_launch_endings.py", "test_checks.py", "test_parallel_compression.py",
     "test_backends.py", "test_replicas_survive.py", "test_calibrate_hosts.py", "test_torch_ends.py",
-    "test_launch_on_hosts.py", "test_parallel_elastic_goes_back.py", "test_train_benchmark.py",
+    "test_launch_on_hosts.py", "test_parallel_elastic_goes_back.py",
     "test_parallel_experts.py", "test_parallel_checkpoints.py", "test_elastic_jobs.py", "test_survivors.py",
     "test_parallel_graph.py",
 )  # fmt: skip
 # Their tests run in one worker: each starts a Python for 1, 2 and 4 GPUs, which imports PyTorch.
 SHARE_MACHINES = (
-    "test_bugs.py", "test_losses.py", "test_mistakes.py", "test_names.py", "test_plans.py", "test_virtual.py",
+    "test_bugs.py", "test_compile.py", "test_losses.py", "test_mistakes.py", "test_names.py", "test_plans.py",
+    "test_virtual.py",
 )  # fmt: skip
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
