@@ -110,9 +110,9 @@ test-torch: $(VENV)/.installed  ## PyTorch's own distributed test suite over Uni
 test-torch-versions: $(VENV)/.installed  ## all tests, and PyTorch's own, with the four supported versions of PyTorch (two hours; ARGS="--lanes nccl")
 	$(BIN)/python tests/torch/versions.py $(TORCH_VERSION) $(ARGS)
 
-test-parallel: $(VENV)/.installed  ## tests of parallel training, with all plans of the sweep (half an hour)
+test-parallel: $(VENV)/.installed  ## tests of parallel training, with all plans of the sweep (an hour)
 	$(call install_torch,--required)
-	UNISONO_TEST_SWEEP=1 $(BIN)/python -m pytest tests/torch -k parallel $(ARGS)
+	UNISONO_TEST_SWEEP=1 $(BIN)/python -m pytest tests/torch tests/virtual tests/hosts -k "parallel or plan or sweep" $(ARGS)
 
 test-zoo: $(VENV)/.installed  ## 60 models of other authors under 20 plans of 2 and 4 ranks (22 where there are experts), with a table (an hour and a half on two cores; cells are kept in .cache/zoo; needs `pip install transformers`; ARGS="--plans tensor gpt2 t5")
 	$(call install_torch,--required)

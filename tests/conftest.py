@@ -1,5 +1,6 @@
 """For every test: nothing may be left behind. Also what to leave out on a machine that lacks something."""
 
+import atexit
 import functools
 import gc
 import importlib.util
@@ -16,6 +17,7 @@ from hypothesis import settings
 # Before they are imported: their asserts count under python -O, too.
 pytest.register_assert_rewrite(*(each.stem for each in Path(__file__).parent.glob("support/*.py")))
 
+import effort
 import failure_reports
 import hosts
 import launching
@@ -54,13 +56,14 @@ TAKE_LONG = (
     "test_chaos.py", "test_ranks_that_die.py", "test_planning.py", "test_replace.py", "test_pages.py",
     "test_survivors_on_hosts.py", "test_launch_endings.py", "test_checks.py", "test_parallel_compression.py",
     "test_backends.py", "test_replicas_survive.py", "test_calibrate_hosts.py", "test_torch_ends.py",
-    "test_launch_on_hosts.py", "test_parallel_elastic_goes_back.py", "test_train_benchmark.py",
+    "test_launch_on_hosts.py", "test_parallel_elastic_goes_back.py",
     "test_parallel_experts.py", "test_parallel_checkpoints.py", "test_elastic_jobs.py", "test_survivors.py",
     "test_parallel_graph.py",
 )  # fmt: skip
 # Their tests run in one worker: each starts a Python for 1, 2 and 4 GPUs, which imports PyTorch.
 SHARE_MACHINES = (
-    "test_bugs.py", "test_losses.py", "test_mistakes.py", "test_names.py", "test_plans.py", "test_virtual.py",
+    "test_bugs.py", "test_compile.py", "test_losses.py", "test_mistakes.py", "test_names.py", "test_plans.py",
+    "test_virtual.py",
 )  # fmt: skip
 HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -109,6 +112,8 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker("torch")
         if settings.get_current_profile_name() == "nightly" and hasattr(item.function, "hypothesis"):
             item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_S))
+        elif not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(effort.TEST_S))
         reason = _missing(item)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -124,6 +129,7 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # Python's end frees them; nanobind would tell Triton's as leaked
         gc.enable()
 
 

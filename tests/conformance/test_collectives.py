@@ -17,8 +17,8 @@ from unisono.plans import ALGORITHMS
 
 RANKS = effort.cases([1, 2, 5], long=[3, 8])  # the random programs take 1 to 9, test_placements.py 4 to 7
 LARGE = effort.cases(
-    [("float32", un.SUM), ("bfloat16", un.SUM), ("complex64", un.SUM)],
-    long=[("float64", un.AVG), ("int8", un.MAX)],
+    [("float32", un.SUM), ("bfloat16", un.SUM)],
+    long=[("complex64", un.SUM), ("float64", un.AVG), ("int8", un.MAX)],
 )
 NUMELS = effort.cases([0, 13, 1000], long=[1])
 

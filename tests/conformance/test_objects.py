@@ -55,6 +55,7 @@ def test_too_large_an_object_is_named_by_its_sender_and_size() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not LONG, reason="takes long; make test-long runs it")
 def test_object_of_more_than_two_gigabytes() -> None:
     """Takes 7 GiB: the sender's pages of zeros are none, its encoded copy and what arrives are."""
     if "UNISONO_SANITIZED" in os.environ:

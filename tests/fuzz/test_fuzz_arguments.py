@@ -10,11 +10,12 @@ import pytest
 
 import ranks
 import unisono as un
-from effort import LONG, cases
+from effort import HANG_S, LONG, cases
 from loops import each
 from python_runs import ran
 
 PROGRAM = Path(__file__).with_name("arguments.py")
+LIMIT_S = 6000 if LONG else HANG_S
 RUNS = cases(
     [
         ("--seed", "1", "--values", "numbers", "--cases", "3000"),
@@ -29,10 +30,10 @@ RUNS = cases(
 def ends() -> dict[tuple[str, ...], subprocess.CompletedProcess[str]]:
     """All runs at once: they wait most of the time."""
     with ThreadPoolExecutor(len(RUNS)) as pool:
-        return dict(zip(RUNS, pool.map(lambda run: ran(PROGRAM, *run, limit_s=6000), RUNS), strict=True))
+        return dict(zip(RUNS, pool.map(lambda run: ran(PROGRAM, *run, limit_s=LIMIT_S), RUNS), strict=True))
 
 
-@pytest.mark.timeout(6000 if LONG else 600)
+@pytest.mark.timeout(LIMIT_S + 10)
 @pytest.mark.parametrize("arguments", RUNS, ids=" ".join)
 def test_no_argument_crashes_or_raises_something_foreign(ends: Any, arguments: tuple[str, ...]) -> None:
     done = ends[arguments]

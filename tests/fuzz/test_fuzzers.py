@@ -21,7 +21,7 @@ SEEDED = ("--seed", "1")
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@pytest.mark.timeout(HANG_S + 6000)
+@pytest.mark.timeout(HANG_S + times(usual=300, long=10_000) + 10)
 def test_no_case_is_against_the_oracle(program: str, cases: int, more: tuple[str, ...], says: str) -> None:
     """Without a seed the cases are new each time, and it is printed."""
     if program == "readers":

@@ -41,12 +41,7 @@ def own_net() -> Iterator[hosts.Network]:
 
 
 def start(
-    net: hosts.Network,
-    layout: tuple[int, ...],
-    what: str,
-    *,
-    program: str = PROGRAM,
-    **variables: str,
+    net: hosts.Network, layout: tuple[int, ...], what: str, *, program: str = PROGRAM, **variables: str
 ) -> Ranks:
     """Start the program on `layout[i]` ranks of host i."""
     command = [sys.executable, program, what]

@@ -36,17 +36,7 @@ class Job:
         """The command of one node, whose ranks run `comes_from_a_host.py`."""
         launcher = ["env", "--default-signal=INT,TERM,HUP", sys.executable, "-m", "unisono", "run"]
         where = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", address or self.net[0].address]
-        return [
-            *launcher,
-            *where,
-            "--token-file",
-            str(self.token),
-            "-n",
-            str(nproc),
-            *flags,
-            PROGRAM,
-            how,
-        ]
+        return [*launcher, *where, "--token-file", str(self.token), "-n", str(nproc), *flags, PROGRAM, how]
 
     def start(self, how: str, *flags: str, **options: Any) -> list[subprocess.Popen[str]]:
         """Node 0 with two ranks, node 1 with one."""

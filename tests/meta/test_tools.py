@@ -150,10 +150,7 @@ def install_torch(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_the_size_of_pytorch_is_told_and_a_failure_is_a_note_or_an_error(
-    code: int,
-    install_torch: ModuleType,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    code: int, install_torch: ModuleType, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(install_torch.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(install_torch, "choose", lambda requirements, options, cpu: (requirements[0], "CUDA"))

@@ -152,7 +152,8 @@ def test_sixty_four_groups_of_four_ranks_fit_in_a_gigabyte():
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("interface", cases(["torch"], long=["numpy"]))
+@pytest.mark.skipif(not LONG, reason="takes long; make test-long runs it")
+@pytest.mark.parametrize("interface", ["torch", "numpy"])
 def test_gloo_is_compared_in_the_same_run(interface: str):
     words = ["-b", "4", "-e", "4", "--interface", interface, "--against", "gloo", "--no-limit"]
     done = run("all_reduce", *words, "--json", "-", *QUICK)

@@ -14,7 +14,7 @@ import pytest
 
 import ranks
 import unisono as un
-from effort import HANG_S, judge_time
+from effort import HANG_S, cases, judge_time
 from python_runs import fine
 from unisono.engine.bootstrap.world_names import WAITING
 from unisono.engine.store import FileStore, TCPStore
@@ -179,7 +179,7 @@ def test_exit_without_close_neither_hangs_nor_complains(port: int) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
 def test_torchrun_itself(port: int) -> None:
-    for options in (["--standalone"], ["--master-port", str(port)]):
+    for options in cases([["--standalone"]], long=[["--master-port", str(port)]]):
         words = ("--nproc-per-node", "2", *options, PROGRAMS / "meets.py", "closes")
         # buffered: a rank's line in one piece
         printed = fine("-m", "torch.distributed.run", *words, PYTHONUNBUFFERED="")

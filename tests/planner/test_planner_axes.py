@@ -178,8 +178,7 @@ def test_latent_attention_has_the_widths_of_its_heads() -> None:
 
 
 @each(
-    "wrong",
-    [{"count": 0}, {"top_k": 9}, {"top_k": 0}, {"ffn": 0}, {"shared_ffn": -1}, {"dense_layers": 9}],
+    "wrong", [{"count": 0}, {"top_k": 9}, {"top_k": 0}, {"ffn": 0}, {"shared_ffn": -1}, {"dense_layers": 9}]
 )
 def test_wrong_experts_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

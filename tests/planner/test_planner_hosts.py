@@ -10,11 +10,7 @@ import msgspec
 import pytest
 
 import unisono as un
-from inside_planner import (
-    uneven_layers,
-    uneven_rows,
-    with_layers,
-)
+from inside_planner import uneven_layers, uneven_rows, with_layers
 from loops import each
 from unisono.commands import cli
 from unisono.planner import NoPlanFitsError, find_hardware, shape_of

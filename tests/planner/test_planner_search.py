@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import unisono as un
-from effort import LONG, cases, times
+from effort import LONG, TEST_S, cases, times
 from inside_planner import (
     MOST_TAIL,
     RECOMPUTE,
@@ -230,7 +230,7 @@ def _ends_lower(rest: list[int]) -> bool:
     return rest == sorted(rest) and set(rest) <= {0, 1}
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1800 if LONG else TEST_S)
 @each(
     "made, seed",
     [(random_job, seed) for seed in range(times(60, 1000))]

@@ -35,10 +35,7 @@ def fastest_s(collective: str, network: Network, nbytes: float) -> float:
 
 @each("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 @each("nbytes", [64e6, 1e9])
-@each(
-    "network, least",
-    [(ONE_HOST, 0.99), (ONE_RANK_EACH, 0.99), (ONE_PORT, 0.93), (RAILS, 0.6)],
-)
+@each("network, least", [(ONE_HOST, 0.99), (ONE_RANK_EACH, 0.99), (ONE_PORT, 0.93), (RAILS, 0.6)])
 def test_prices_are_those_of_the_simulator(
     collective: str, nbytes: float, network: Network, least: float
 ) -> None:

@@ -6,20 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from loops import each
-from unisono.plans import (
-    ALGORITHMS,
-    CONTRACTS,
-    PLACED,
-    Chunk,
-    Copy,
-    In,
-    Out,
-    Plan,
-    Recv,
-    Reduce,
-    Send,
-    make,
-)
+from unisono.plans import ALGORITHMS, CONTRACTS, PLACED, Chunk, Copy, In, Out, Plan, Recv, Reduce, Send, make
 from unisono.plans.plan import Step
 from unisono.plans.provenance import Provenance
 from unisono.plans.zero_copy import zero_copy_sends
@@ -231,10 +218,7 @@ def test_a_reader_may_be_as_late_as_it_likes(collective: str, name: str) -> None
 
 def hasty() -> Plan:
     """An answer that was sent before the question was read."""
-    steps = (
-        (Send(Out(0), to=(1,)), Recv(Out(0), frm=1)),
-        (Send(Out(0), to=(0,)), Recv(Out(0), frm=0)),
-    )
+    steps = ((Send(Out(0), to=(1,)), Recv(Out(0), frm=1)), (Send(Out(0), to=(0,)), Recv(Out(0), frm=0)))
     return Plan("all_reduce", "hasty", 2, 0, steps)
 
 

@@ -252,8 +252,7 @@ UNEVEN = {
         [Recv(Out(0), 0), Copy(Out(1), Out(0)), Recv(Out(1), 0)],
     ),
     "an own chunk of another size": plan(
-        "all_reduce",
-        [Reduce(Tmp(0), (0,), own=Out(1)), *[Reduce(Out(i), (0,)) for i in (0, 1)]],
+        "all_reduce", [Reduce(Tmp(0), (0,), own=Out(1)), *[Reduce(Out(i), (0,)) for i in (0, 1)]]
     ),
 }
 

@@ -118,10 +118,7 @@ def test_a_schedule_with_times_keeps_its_epochs(tmp_path: Path) -> None:
     given: dict[str, Any] = {"algorithm": str(tmp_path / "s.json"), "nbytes": 24}
     found = un.simulate("all_gather", network, paced=True, **given)
     assert found.ends == pytest.approx([2.5, 2.5, 4.5])  # epoch 3, a second of the link, two latencies
-    for change, says in (
-        ({"algorithm": "ring"}, "expected a file of TE-CCL"),
-        ({"nbytes": -1}, "nbytes"),
-    ):
+    for change, says in (({"algorithm": "ring"}, "expected a file of TE-CCL"), ({"nbytes": -1}, "nbytes")):
         with pytest.raises(ValueError, match=says):
             un.simulate("all_gather", network, paced=True, **{**given, **change})
     with pytest.raises(ValueError, match="is all_gather of 3 ranks, expected all_to_all"):

@@ -1,16 +1,20 @@
 """How much a test does: a few rounds and cases in `make test`, many in `make test-long`."""
 
+import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 LONG = "UNISONO_TEST_LONG" in os.environ
 SWEEP = "UNISONO_TEST_SWEEP" in os.environ
 SANITIZED = "UNISONO_SANITIZED" in os.environ
 
-HANG_S = 900.0
+HANG_S = 900.0 if LONG or SWEEP or SANITIZED else 200.0
 """How long a test waits for what comes by itself. It guards against waiting for ever, and claims nothing
-about speed: a machine with other work takes twenty times as long as a quiet one."""
+about speed: what `make test` waits for takes a few seconds on a quiet machine, and a busy one is slower."""
+
+TEST_S = HANG_S + 40
+"""How long a test may take that sets no limit of its own: a wait ends before, and says what it waited for."""
 
 
 def judge_time(took_s: float, limit_s: float) -> None:
@@ -39,6 +43,19 @@ def cases(usual: Iterable[Any], long: Iterable[Any]) -> list[Any]:
         long: others of the same kinds, only in `make test-long`.
     """
     return [*usual, *(long if LONG else ())]
+
+
+def crossed(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return the cases of a check that has several axes, such as plans x ways to call.
+
+    In `make test` every value of each axis is in one case at least; in the long lanes all products are.
+
+    Example: crossed("ab", "xyz") -> ax, by, az.
+    """
+    if LONG or SWEEP:
+        return list(itertools.product(*axes))
+    most = max(map(len, axes))
+    return list(zip(*(itertools.islice(itertools.cycle(axis), most) for axis in axes), strict=True))
 
 
 def swept(usual: Iterable[Any], sweep: Iterable[Any]) -> list[Any]:

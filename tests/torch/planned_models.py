@@ -195,10 +195,7 @@ def measured(model: nn.Module, loss: Callable[..., Any], sample: Any) -> int:
 
 
 Kind = tuple[Callable[[], nn.Module], Callable[..., Tensor], Callable[[int], Any]]
-MODELS: dict[str, Kind] = {
-    "gpt": (gpt, tokens_loss, ids),
-    "mlp": (mlp, functional.cross_entropy, features),
-}
+MODELS: dict[str, Kind] = {"gpt": (gpt, tokens_loss, ids), "mlp": (mlp, functional.cross_entropy, features)}
 KINDS: dict[str, Kind] = MODELS | {
     "llama": (llama, tokens_loss, ids),
     "moe": (moe, tokens_loss, ids),

@@ -21,7 +21,7 @@ class Forks:
         self.close = self._server.close
 
     def run(
-        self, folder: Path, jobs: Jobs, limit_s: float = HANG_S, grace_s: float = 300
+        self, folder: Path, jobs: Jobs, limit_s: float = HANG_S, grace_s: float = 100
     ) -> dict[str, list[str]]:
         """Run jobs (name -> module, size, arguments), each in folder/name; per job, what its ranks printed.
 

@@ -23,8 +23,6 @@ RUNS = [
     ("fsdp2.py", 3, [], "from one process's"),
     ("tensor_parallel.py", 2, [], "from one process's"),
     ("pipeline.py", 2, ["--schedule", "gpipe"], "from one process's"),
-    ("pipeline.py", 2, ["--schedule", "1f1b"], "from one process's"),
-    ("pipeline.py", 4, ["--schedule", "gpipe"], "from one process's"),
     ("pipeline.py", 4, ["--schedule", "1f1b"], "from one process's"),
     ("checkpoint.py", 2, ["checkpoint.pt"], "from one process's"),
     ("overlap.py", 2, [], "ms a step, ratio"),

@@ -31,6 +31,7 @@ def job(do: str, compression: str = "both", **plan: Any) -> dict[str, Any]:
     return {"do": do, "model": "tied", "plan": plan, "compression": compression}
 
 
+@pytest.mark.sweep  # compressed_runs.py loads under the same plan, bit for bit
 def test_any_plan_loads_the_buffers(forks: suite.Forks, tmp_path: Path) -> None:
     """Under the same plan the run goes on bit for bit, under another one with the same losses, nearly."""
     four, staged, cut = {"data": 4}, {"data": 2, "pipeline": 2, "micro_batches": 2}, {"data": 2, "tensor": 2}

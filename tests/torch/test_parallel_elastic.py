@@ -50,7 +50,7 @@ def sharded(faults: tuple[str, ...], first: str = "from the copy on rank", **pla
 RESPAWN = ("--respawn", "2")
 USUAL = {
     "a lost rank is replaced and the newcomer has the state": Case(
-        ("3", "0", "0:exchange:3"), [(3, 2), (2, 3)], flags=RESPAWN
+        ("2", "0", "0:exchange:3"), [(2, 1), (1, 2)], flags=RESPAWN
     ),
     "shards of zero=3": sharded(("1:exchange:3", "3:draw:9"), zero=3),
 }

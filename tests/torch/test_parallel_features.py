@@ -122,12 +122,7 @@ def passed(folder: Path, rank: int) -> int:
 
 
 def run_checks(
-    forks: suite.Forks,
-    folder: Path,
-    module: str,
-    names: list[str] | None = None,
-    *,
-    ranks: int,
+    forks: suite.Forks, folder: Path, module: str, names: list[str] | None = None, *, ranks: int
 ) -> None:
     """Run checks of a module, all by default, in one set of processes; after one that fails in a new set."""
     left = checks_of(module) if names is None else list(names)
@@ -136,10 +131,7 @@ def run_checks(
         job = left[:1] if module in ALONE else left
         title = f"{module} {job[0]}"  # of its folder: two modules may have a check of one name
         what = {title: ("parallel.in_turn", ranks, [module, *job])}
-        printed = forks.run(
-            folder,
-            what,
-        )[title]
+        printed = forks.run(folder, what)[title]
         done = min(passed(folder / title, rank) for rank in range(ranks))
         if any("(ended with" in text for text in printed):
             failures += [f"{module}: {' '.join(job[done : done + 1]) or 'after all checks'}", *printed]

@@ -15,15 +15,7 @@ from torch._subclasses import FakeTensor
 import suite
 import unisono.parallel as up
 from inside_parallel import KINDS as KINDS_OF_SCHEDULES
-from inside_parallel import (
-    MIB,
-    CachingAllocator,
-    DryRun,
-    TrainingTask,
-    allowed,
-    predictor,
-    trace_step,
-)
+from inside_parallel import MIB, CachingAllocator, DryRun, TrainingTask, allowed, predictor, trace_step
 from planned_models import KINDS, MODELS, adamw, features, gpt, ids, measured, mlp, planned, tokens_loss
 
 CROSS = nn.functional.cross_entropy

@@ -24,11 +24,13 @@ RUN = Path(__file__).resolve().parent / "pytorch_suite" / "run_pytorch_suite.py"
 WAYS = ("gloo", "mpi")
 KNOWN = json.loads(table.RESULTS.read_text())
 # Others of the suite do the same with one thing changed: a profiler, the operator of a reduction, the dtype,
-# a group of all ranks, the view of a gradient, a tag, a hook of a hook. `make test-long` runs them.
+# a group of all ranks, the view of a gradient, a tag, a hook of a hook; or one collective by itself, as
+# checks/collectives.py. `make test-long` runs them.
 FURTHER = re.compile(
     r"_profiler$|(reduce|coalesced|group)_(product|min|max)$|^test_all_(gather|to_all)_.*complex$|"
     r"^(?!test_barrier_timeout|test_destroy).*_full_group(_sum)?$|_grad_is_view$|_complex$|_async$|_twice$|"
-    r"_tags?$|_hook$|_gloo_subgroup$|_coalesced_simple$"
+    r"_tags?$|_hook$|_gloo_subgroup$|_coalesced_simple$|"
+    r"^test_(broadcast|scatter|gather|all_gather|reduce_sum|all_reduce_sum|isend|irecv|barrier)$"
 )
 
 
@@ -46,13 +48,9 @@ def runs(way: str) -> list[str]:
 
 @functools.cache
 def first_outcomes() -> dict[str, dict[str, dict[str, str]]]:
-    """Run all of each way, in parts at a time: the forks of each wait for each other most of the time."""
-    parts = [("gloo", runs("gloo")[::2]), ("gloo", runs("gloo")[1::2]), ("mpi", runs("mpi"))]
-    ends: dict[str, dict[str, dict[str, str]]] = {way: {} for way in WAYS}
-    with ThreadPoolExecutor(len(parts)) as pool:
-        for (way, _), found in zip(parts, pool.map(lambda part: run(*part), parts), strict=True):
-            ends[way] |= found
-    return ends
+    """Run all of each way, both at a time: the forks of each wait for each other most of the time."""
+    with ThreadPoolExecutor(len(WAYS)) as pool:
+        return dict(zip(WAYS, pool.map(lambda way: run(way, runs(way)), WAYS), strict=True))
 
 
 def outcomes(way: str) -> dict[str, dict[str, str]]:

@@ -11,7 +11,8 @@ from test_torch_launch import run
 BENCHMARKS = suite.HERE.parents[1] / "benchmarks"
 
 
-@pytest.mark.parametrize("ranks", cases([1], long=[2]))  # each rank of two sides imports PyTorch
+@pytest.mark.sweep  # each rank of two sides imports PyTorch
+@pytest.mark.parametrize("ranks", cases([1], long=[2]))
 def test_both_backends_train_and_agree(ranks):
     tiny = ["--ranks", str(ranks), "--model", "70K", "--context", "8", "--rounds", "1", "--steps", "1"]
     out = run(str(BENCHMARKS / "train.py"), *tiny)

@@ -49,9 +49,7 @@ LANES = {
         r"^(?:=+ )?((?:\d+ [a-z ]+, )*\d+ [a-z ]+?)(?: in [\d.]+s.*)$",
     ),
     "pytorch": Lane(
-        "PyTorch's distributed tests",
-        ["tests/torch/pytorch_suite/all.py", "--suite"],
-        r"^summary: (.*)$",
+        "PyTorch's distributed tests", ["tests/torch/pytorch_suite/all.py", "--suite"], r"^summary: (.*)$"
     ),
     "nccl": Lane(
         "PyTorch's tests for NCCL, on virtual GPUs",

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import unisono.torch  # noqa: F401
 
 HERE = Path(__file__).resolve().parent
-CALL_LIMIT = timedelta(seconds=300)
+CALL_LIMIT = timedelta(seconds=120)
 SKIPPED = "skipped: "
 VERDICT_LIMIT = CALL_LIMIT + timedelta(seconds=10)  # another rank may still wait in a call
 

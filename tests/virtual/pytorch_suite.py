@@ -20,7 +20,7 @@ Outcomes = dict[str, dict[str, str]]
 
 # Not run: minutes on a GPU are hours on a CPU.
 HEAVY = {
-    "test_ddp_uneven_inputs": "convolves images of 1000 x 1000 pixels into 256 channels, dozens of times",
+    "test_ddp_uneven_inputs": "convolves images of 1000 x 1000 pixels into 256 channels, dozens of times"
 }
 REASONS = {
     "test_send_recv_nccl_torch_profiler": "four profilers that start at once exceed the test's timeout; "
@@ -110,13 +110,7 @@ def page(by_size: dict[int, Outcomes]) -> str:
     failed = {test for ends in by_size.values() for test, end in ends.items() if end["outcome"] == "failed"}
     lines += [f"| `{test}` | {REASONS.get(test, 'unexplained')} |" for test in sorted(failed)]
     lines += [f"| `{test}` | not run: {why} |" for test, why in HEAVY.items()]
-    lines += [
-        "",
-        "## Skipped by PyTorch itself",
-        "",
-        "| condition | GPUs | tests |",
-        "|---|---|---|",
-    ]
+    lines += ["", "## Skipped by PyTorch itself", "", "| condition | GPUs | tests |", "|---|---|---|"]
     skipped: defaultdict[str, dict[str, list[int]]] = defaultdict(dict)
     for size, ends in by_size.items():
         for test, end in ends.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from effort import LONG
 from python_runs import ran
 
 pytest.importorskip("expecttest", reason="PyTorch's tests need it")
@@ -33,6 +34,7 @@ SOME = (
 )
 
 
+@pytest.mark.skipif(bool(torch.version.cuda) and not LONG, reason="takes long; make test-long runs it")
 def test_nccl(tmp_path: Path):
     out, log = tmp_path / "out.json", tmp_path / "log"
     # PyTorch's CUDA build uses its devices when the tests are imported: no fork may use them afterwards.

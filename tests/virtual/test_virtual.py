@@ -99,9 +99,10 @@ def test_flags_of_the_launcher():
 
 
 @each("visible, found", [("1,0", "[1, 0]"), ("GPU-00000000-0000-0000-0000-000000000002,3", "[2, 3]")])
-def test_devices_are_chosen_until_the_first_use(visible: str, found: str):
-    done = launched("-n", "1", "--virtual-gpus", "4", str(CASES), "sees_late", visible, found)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("machine", [4], indirect=True)
+def test_devices_are_chosen_until_the_first_use(machine: Any, visible: str, found: str):
+    ended = machine.run(CASES, size=1, arguments=["sees_late", visible, found])
+    assert not any(ended.codes), ended.text
 
 
 def test_memory_that_the_host_refuses_is_out_of_memory():
@@ -126,9 +127,9 @@ def test_a_program_starts_its_other_rank(how: str):
     assert done.stdout.count("ends") == 2
 
 
-def test_hidden_devices():
-    done = launched("-n", "1", "--virtual-gpus", "4", str(CASES), "hidden", CUDA_VISIBLE_DEVICES="")
-    assert "sees 0 False" in done.stdout
+@pytest.mark.parametrize("machine", [4], indirect=True)
+def test_hidden_devices(machine: Any):
+    assert "sees 0 False" in machine.run(CASES, size=1, arguments=["hidden"], CUDA_VISIBLE_DEVICES="").text
 
 
 @pytest.mark.parametrize("machine", [1], indirect=True)

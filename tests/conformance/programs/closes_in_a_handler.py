@@ -14,10 +14,7 @@ import numpy as np
 
 import unisono as un
 
-CALLS = {
-    "all_reduce": lambda: group.all_reduce(np.ones(1)),
-    "recv": lambda: group.recv(np.ones(1), 1),
-}
+CALLS = {"all_reduce": lambda: group.all_reduce(np.ones(1)), "recv": lambda: group.recv(np.ones(1), 1)}
 
 group = un.init_process_group(init_method=os.environ["MEETING"])
 ended = Path(os.environ["MEETING"].removeprefix("file://") + ".ended")

@@ -19,7 +19,7 @@ def check_who(rank, size):
     assert dist.distributed_c10d._resolve_process_group(group.group_name) is group
     assert group.group_desc == "default_pg"
     assert group._get_backend(torch.device("cpu")) is group
-    assert group.options._timeout == timedelta(seconds=300)
+    assert group.options._timeout == timedelta(seconds=120)
     assert group.bound_device_id is None
     with pytest.raises(RuntimeError):
         group._get_backend(torch.device("cuda"))

@@ -146,10 +146,7 @@ def check_the_profiler_sees_collectives(rank, size):
 
 def check_repr(rank, size):
     work = dist.all_reduce(torch.ones(3, 4), async_op=True)
-    assert repr(work) in (
-        "<UnisonoWork: under way, float32[3, 4]>",
-        "<UnisonoWork: complete, float32[3, 4]>",
-    )
+    assert repr(work) in ("<UnisonoWork: under way, float32[3, 4]>", "<UnisonoWork: complete, float32[3, 4]>")
     work.wait()
     assert "complete" in repr(work)
     assert repr(DONE) == "<Work: complete when it was made>"

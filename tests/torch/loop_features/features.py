@@ -62,10 +62,7 @@ def several_optimizers(loops: Loops) -> Shown:
     def both(parameters: Any) -> list[torch.optim.Optimizer]:
         tables = [one for name, one in parameters.named.items() if "words" in name or "positions" in name]
         others = [one for one in parameters if all(one is not table for table in tables)]
-        return [
-            torch.optim.SGD([{"params": tables}], lr=0.1),
-            adamw([{"params": others}]),
-        ]
+        return [torch.optim.SGD([{"params": tables}], lr=0.1), adamw([{"params": others}])]
 
     run = loops.start(optimizer=both)
     schedule = lr_scheduler.StepLR(run.optimizer[0], 1, gamma=0.5)
@@ -278,10 +275,7 @@ def smoothed(loops: Loops) -> Shown:
 
     def distance(logits: Any, wanted: Any) -> Any:
         return functional.kl_div(
-            logits.log_softmax(-1).flatten(0, 1),
-            wanted.flatten(0, 1),
-            reduction="batchmean",
-            log_target=True,
+            logits.log_softmax(-1).flatten(0, 1), wanted.flatten(0, 1), reduction="batchmean", log_target=True
         )
 
     run = loops.start(loss=distance)
@@ -506,9 +500,7 @@ def gradient_hooks(loops: Loops) -> Shown:
         model.norm.weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
 
     run = loops.start(
-        prepare=hook,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-        changes={"clip": 1e3},
+        prepare=hook, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5), changes={"clip": 1e3}
     )
     for batch in run.shard(texts(3)):
         yield run.step(batch), run.grad_norm

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import crossed, swept
 from parallel import models
 from parallel.plain_training import adamw, alone, apart, begun, seeded
 from parallel.run_features import whole
@@ -59,7 +60,7 @@ def trained(run: up.Run, updates: Any, *, between: Any = None) -> list[float]:
 def check_calls_add_up_to_one_batch(folder: Path) -> None:
     updates = calls_of(4)
     wanted = alone(net, [joined(calls) for calls in updates], functional.cross_entropy)
-    for plan in PLANS if dist.get_world_size() == 2 else ON_FOUR:
+    for plan in swept(PLANS[1::3], (*PLANS[::3], *PLANS[2::3])) if dist.get_world_size() == 2 else ON_FOUR:
         run = begun(plan, net)
         found = trained(run, updates, between=lambda run, batch: run.evaluate(batch))
         assert run.steps == len(updates)
@@ -96,14 +97,16 @@ def check_labels_are_weighed_over_all_calls(folder: Path) -> None:
         calls[0][1][:3] = -100
         calls[2][1][5] = -100
     wanted = alone(net, [joined(calls) for calls in updates], functional.cross_entropy)
-    for plan in (up.Plan(data=2), up.Plan(data=2, zero=2, micro_batches=2), up.Plan(pipeline=2)):
-        for weigh, loss in (("tokens", functional.cross_entropy), ("counted", sum_and_count)):
-            run = begun(plan, net, loss, weigh=weigh)
-            trained(run, updates)
-            for name, value in whole(run).items():
-                torch.testing.assert_close(
-                    value, wanted_values(updates)[name], rtol=1e-4, atol=1e-5, msg=f"{plan} {weigh} {name}"
-                )
+    plans = (up.Plan(data=2), up.Plan(data=2, zero=2, micro_batches=2), up.Plan(pipeline=2))
+    ways = (("tokens", functional.cross_entropy), ("counted", sum_and_count))
+    values = wanted_values(updates)
+    for plan, (weigh, loss) in crossed(plans, ways):
+        run = begun(plan, net, loss, weigh=weigh)
+        trained(run, updates)
+        for name, value in whole(run).items():
+            torch.testing.assert_close(
+                value, values[name], rtol=1e-4, atol=1e-5, msg=f"{plan} {weigh} {name}"
+            )
     assert len(wanted.losses) == 3
     run = begun(up.Plan(data=2), net)
     first, second = calls_of(2)[0][1], updates[0][1]

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
@@ -61,7 +62,8 @@ def check_averages_are_those_of_one_process(folder: Path) -> None:
     model, average = alone(plain, given)
     x, y = given[0]
     wanted = functional.cross_entropy(average(x), y).item()
-    for number, plan in enumerate(PLANS):
+    plans = swept(PLANS[2::2], (*PLANS[:2], *PLANS[3::2]))
+    for number, plan in enumerate(plans):
         run = made(plain, plan)
         ema = up.EMA(run, DECAY)
         trained(run, given, ema)
@@ -78,8 +80,8 @@ def check_averages_are_those_of_one_process(folder: Path) -> None:
         assert run.evaluate(batch) == mine, plan  # what was gathered within is gone
         close(run.state_dict(), model)
         run.save(folder / str(number), also={"ema": ema})
-    for number, _ in enumerate(PLANS):  # each is loaded under another plan
-        run = made(plain, PLANS[number - 2])
+    for number, _ in enumerate(plans):  # each is loaded under another plan
+        run = made(plain, plans[number - 2])
         ema = up.EMA(run, DECAY)
         run.load(folder / str(number), also={"ema": ema})
         assert ema.updates == 5
@@ -131,7 +133,7 @@ def check_low_precision_and_frozen_parameters(folder: Path) -> None:
 def check_fused_layers_that_a_plan_splits(folder: Path) -> None:
     given = vectors(3)
     runs = {plan: made(Fused, plan) for plan in (up.Plan(tensor=2), up.Plan(data=2))}
-    for number, (plan, run) in enumerate(runs.items()):
+    for number, (plan, run) in swept([*enumerate(runs.items())][:1], [*enumerate(runs.items())][1:]):
         ema = up.EMA(run, DECAY)
         trained(run, given, ema)
         with ema.applied():

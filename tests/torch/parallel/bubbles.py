@@ -90,7 +90,7 @@ def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
     )
     check(size)
     dist.destroy_process_group()

@@ -287,7 +287,7 @@ def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
     )
     for seed in range(SIZES.index(size), CHAINS, len(SIZES)):
         check_chain(seed)

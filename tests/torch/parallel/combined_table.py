@@ -92,7 +92,7 @@ SHORT = {
     "short: context, tensor, experts": row(
         ExpertDecoder, [{"context": 2, "tensor": 2, "expert": 2}], TWO_IDS, rate=0.01
     ),
-    "short: context, stages, experts": row(
+    "context, stages, experts": row(
         ListedDecoder,
         [{"context": 2, "pipeline": 2, "expert": 2, "micro_batches": 2, "schedule": "zb-h1"}], TWO_IDS,
         rate=0.01,

@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
+from effort import crossed
 from parallel import models
 from parallel.compression import same_everywhere
 
@@ -39,12 +40,12 @@ def trained(
 
 def check_ddp_trains_with_every_kind(rank, size):
     _, _, wanted = trained(rank, size, None, 20)
-    for settings in (up.PowerSGD(rank=4, start=5), up.Compressed("bf16"), up.Compressed("int8")):
-        for options in ({"bucket_cap_mb": 0.03}, {"gradient_as_bucket_view": True}):
-            model, compression, loss = trained(rank, size, settings, 20, **options)
-            same_everywhere(dict(model.named_parameters()))
-            assert compression.steps == 20
-            assert abs(loss / wanted - 1) < 0.05, (settings, loss, wanted)
+    kinds = (up.PowerSGD(rank=4, start=5), up.Compressed("bf16"), up.Compressed("int8"))
+    for settings, options in crossed(kinds, ({"bucket_cap_mb": 0.03}, {"gradient_as_bucket_view": True})):
+        model, compression, loss = trained(rank, size, settings, 20, **options)
+        same_everywhere(dict(model.named_parameters()))
+        assert compression.steps == 20
+        assert abs(loss / wanted - 1) < 0.05, (settings, loss, wanted)
 
 
 def check_the_first_steps_are_exact(rank, size):

@@ -61,7 +61,7 @@ def same_parameters(optimizer: optim.Optimizer, parameters: list[Tensor]) -> Non
 
 def check_parts_have_the_bits_of_dtensors(folder: Path) -> None:
     """Fused kernels and Rprop (2.12) refuse some DTensors; the check against one process has them."""
-    usual = ["SGD", "Adam, amsgrad", "AdamW, foreach", "NAdam"]
+    usual = ["Adam, amsgrad", "NAdam"]
     others = [name for name in OPTIMIZERS if "fused" not in name and name not in (*usual, "Rprop")]
     names = swept(usual, others)
     cases = [(SHARDED, name) for name in names] + [(CUT, "AdamW, foreach")]

@@ -45,11 +45,7 @@ def made(plan: up.Plan, seed: int, **more: Any) -> up.Run:
     model = Net()
     torch.manual_seed(seed)
     return up.parallelize(
-        model,
-        plan,
-        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2),
-        loss=functional.cross_entropy,
-        **more,
+        model, plan, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2), loss=functional.cross_entropy, **more
     )
 
 

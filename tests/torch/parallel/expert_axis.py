@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import unisono.parallel as up
+from effort import crossed
 from inside_parallel import spread
 from parallel import plain_training, sweep
 from parallel.expert_models import (
@@ -71,7 +72,7 @@ def check_experts_train_as_in_one_process(folder: Path) -> None:
 
 def check_experts_without_rows_and_ranks_without_rows(folder: Path) -> None:
     uneven, halves = batches(3, 7), batches(3, 7, halves=True)
-    for make, zero in itertools.product((stacked, listed), (0, 3)):
+    for make, zero in crossed((stacked, listed), (0, 3)):
         same(plan(zero=zero, recompute=zero == 3), lambda m=make: m(favourite=1), uneven)
         same(plan(zero=zero, recompute=zero == 3, uneven_use=True), half_dropped(make), halves)
         low = [(inputs % (WORDS // 2), targets) for inputs, targets in uneven]  # nobody has rows
@@ -106,19 +107,17 @@ def check_frozen_parameters(folder: Path) -> None:
 
 def check_a_checkpoint_goes_on_under_another_plan(folder: Path) -> None:
     given = batches(6)
-    for make in (stacked, listed):
+    pairs = ((plan(zero=3), plan(expert=1)), (plan(expert=1, zero=1), plan()))
+    for make, (first, second) in crossed((stacked, listed), pairs):
         wanted = one_process(make, given)
-        for number, (first, second) in enumerate(
-            ((plan(zero=3), plan(expert=1)), (plan(expert=1, zero=1), plan()))
-        ):
-            place = folder / f"{make.__name__} {number}"
-            run, before = under(first, make, given[:3])
-            run.save(place)
-            other = begun(second, make, loss, optimizer=sgd)
-            other.load(place)
-            after = [other.step(batch) for batch in other.shard(given[3:])]
-            worst = max(abs(a - b) for a, b in zip(before.losses + after, wanted.losses, strict=True))
-            assert worst < TOLERANCE, (first, second, worst)
+        place = folder / f"{make.__name__} {first}"
+        run, before = under(first, make, given[:3])
+        run.save(place)
+        other = begun(second, make, loss, optimizer=sgd)
+        other.load(place)
+        after = [other.step(batch) for batch in other.shard(given[3:])]
+        worst = max(abs(a - b) for a, b in zip(before.losses + after, wanted.losses, strict=True))
+        assert worst < TOLERANCE, (first, second, worst)
 
 
 def check_the_models_own_balance_loss_is_that_of_the_parts(folder: Path) -> None:

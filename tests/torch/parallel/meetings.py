@@ -66,9 +66,10 @@ def parameters_of(run: up.Run, model: nn.Module) -> float:
 
 def check_plans_against_one_process(folder: Path) -> None:
     for name, plan in (
-        ("gpt", up.Plan(data=4, local_steps=3)),
         ("mlp", up.Plan(data=4, local_steps=3, outer=up.OuterSGD(0.5, 0.5, nesterov=False))),
-        *swept([], [("gpt", up.Plan(data=2, tensor=2, local_steps=3))]),
+        *swept(
+            [], [("gpt", up.Plan(data=4, local_steps=3)), ("gpt", up.Plan(data=2, tensor=2, local_steps=3))]
+        ),
         ("tied", up.Plan(data=2, pipeline=2, micro_batches=2, local_steps=3)),
         ("gpt", up.Plan(data=4, zero=3, shard=2, local_steps=3)),
         *swept([], [("mlp", up.Plan(data=4, micro_batches=2, local_steps=1))]),
@@ -150,11 +151,9 @@ def check_buffers_are_averaged(folder: Path) -> None:
 def check_a_checkpoint_goes_on(folder: Path) -> None:
     for number, (name, plan) in enumerate(
         swept(
+            [("mlp", up.Plan(data=4, zero=2, shard=2, local_steps=3))],
             [
-                ("mlp", up.Plan(data=4, zero=2, shard=2, local_steps=3)),
                 ("mlp", up.Plan(data=4, local_steps=3, compression=up.Compressed("int8"))),
-            ],
-            [
                 ("gpt", up.Plan(data=4, local_steps=3)),
                 ("mlp", up.Plan(data=2, tensor=2, local_steps=3)),
             ],

@@ -13,6 +13,7 @@ from torch import Tensor, nn, optim
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import crossed, swept
 from inside_parallel import scope_of
 from parallel.plain_training import same
 from parallel.run_features import whole
@@ -119,8 +120,8 @@ def compare(plan: up.Plan, make: Any, *, fused: bool = False) -> None:
 
 def check_numbers_that_an_optimizer_reads_are_whole(folder: Path) -> None:
     moves = (by_norm_of_all, by_largest_of_all, if_mean_is_small, stacked_norms, clipped_lists)
-    for move in moves:
-        for plan in (DATA, BOTH, ZERO, TENSOR)[: 3 if move is stacked_norms else 4]:
+    for move, plan in crossed(moves, (TENSOR, ZERO, BOTH, DATA)):
+        if (move, plan) != (stacked_norms, TENSOR):
             compare(plan, lambda params, move=move: Stepping(params, move))
     run = under(TENSOR, lambda params: Stepping(params, stacked_norms))
     with pytest.raises(RuntimeError, match=r"Stepping cannot step parameters that are cut.*float\(norm\)"):
@@ -299,7 +300,7 @@ def check_hooks_and_steps_in_place_of_the_class(folder: Path) -> None:
         def make(params: Any, by_hook: bool = by_hook) -> optim.Optimizer:
             return clipping(optim.SGD(params, lr=0.5), by_hook)
 
-        for plan in (DATA, BOTH, ZERO, TENSOR):
+        for plan in swept((ZERO, TENSOR), (DATA, BOTH)):
             compare(plan, make)
         run = under(STAGES, make)
         with pytest.warns(UserWarning, match=r"SGD has hooks of its step, or another step.*Plan\(clip"):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import unisono.parallel as up
+from effort import crossed, swept
 from parallel.own_loops import BATCHES, LOSS, PLANS, net, sgd
 from parallel.plain_training import seeded
 from unisono.errors import Mismatch
@@ -47,7 +48,7 @@ def check_a_step_is_backward_and_update(folder: Path) -> None:
         {"sync_batch_norm": True, "zero": 1},
         {"buffers": "first"},
     ]
-    for settings in more:
+    for settings in swept(more[3::2], [*more[:3], *more[4::2]]):
         plan = up.Plan(data=2, **settings)
         one, other = made(plan, normed), made(plan, normed)
         for x, y in one.shard(BATCHES):
@@ -88,14 +89,15 @@ WRONG: dict[str, Callable[[up.Run], object]] = {
 
 
 def check_wrong_calls_are_named_on_all_ranks(folder: Path) -> None:
-    for plan in (PLANS[0], PLANS[-1]):
-        for text, wrong in WRONG.items():
-            run = made(plan)
-            with pytest.raises(ValueError, match=text):
-                wrong(run)
-            if "step" not in text and "save" not in text:  # the run can be used
-                run.backward(loss_of(run))
-                run.update()
+    plans = (PLANS[0], PLANS[-1])
+    for (text, wrong), plan in crossed([*WRONG.items()], plans):
+        run = made(plan)
+        with pytest.raises(ValueError, match=text):
+            wrong(run)
+        if "step" not in text and "save" not in text:  # the run can be used
+            run.backward(loss_of(run))
+            run.update()
+    for plan in plans:
         with pytest.raises(ValueError, match=r"LBFGS.step needs a closure .* not in fp16"):
             made(up.Plan(data=2, precision="fp16"), optimizer=torch.optim.LBFGS)
         needs = made(plan, optimizer=torch.optim.LBFGS)

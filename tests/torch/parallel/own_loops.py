@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import crossed
 from parallel import models
 from parallel.plain_training import seeded
 
@@ -388,7 +389,6 @@ def compare(plan: up.Plan, loop: Callable[[World], list[Any]]) -> None:
 
 
 def check_loops_train_as_one_process(folder: Path) -> None:
-    for loop in LOOPS:
-        for plan in PLANS:
-            compare(plan, loop)
+    for loop, plan in crossed(LOOPS, PLANS):
+        compare(plan, loop)
     compare(up.Plan(data=2, zero=2), wgan_gp)

@@ -33,7 +33,7 @@ def main(rank: int, size: int, folder: Path, shared: str, *jobs: str) -> None:
     warnings.filterwarnings("ignore", message=".*TypedStorage")
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=600)
+        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
     )
     losses = [work(Path(shared), json.loads(job)) for job in jobs]
     if rank == 0:

@@ -175,7 +175,9 @@ def flag(model: Any, step: int) -> None:
 
 
 FOLLOWED = {
-    "connections, dicts and ties": stages(Skips, SCHEDULES[:-1], given=GIVEN, loss=with_aux),
+    "connections, dicts and ties": stages(
+        Skips, swept(SCHEDULES[:-1:2], SCHEDULES[1:-1:2]), given=GIVEN, loss=with_aux
+    ),
     "connections, recomputed": stages(Skips, SCHEDULES[-1:], given=GIVEN, loss=with_aux, holds=shows_stages),
     "a block on both stages, frozen tables": stages(
         Shared, swept(SCHEDULES[::2], SCHEDULES[1::2]),

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models
 from parallel.models import Pair
 from parallel.rows import Row, variant
@@ -337,7 +338,7 @@ BETWEEN = {
 }  # fmt: skip
 GIVEN = {
     "given cuts": text_row(
-        models.gpt, trains=(*BOTH, SEQUENCE), cuts={"*.fc1": "column", "*.fc2": "row"}, gradients=True,
+        models.gpt, trains=swept([SEQUENCE], BOTH), cuts={"*.fc1": "column", "*.fc2": "row"}, gradients=True,
         sample=None,  # the first layer tells inputs
         holds=lambda run: run.cut.modules and all(p.endswith((".fc1", ".fc2")) for p in run.cut.modules),
     ),

@@ -63,7 +63,7 @@ WRONG: dict[str, Any] = {
     "weigh is a int": 3,
 }
 TABLE = {
-    "labels that count": row(PLANS, weigh=counted),
+    "labels that count": row(swept(PLANS[::2], PLANS[1::2]), weigh=counted),
     "ranks with few rows": row(
         [up.Plan(data=2, zero=zero, micro_batches=4) for zero in (0, 2)], ODD, weigh=counted
     ),

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 import unisono as un
+from effort import crossed
 from unisono.engine.backends import pytorch  # noqa: F401  (once, before the forks)
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch.reconfiguration import ReconfigureOptions
@@ -220,11 +221,12 @@ def ended(running: Running) -> Iterator[str]:
 
 def main() -> None:
     rounds, *backends = sys.argv[1:]
-    cases = [
-        case
-        for case in itertools.product(backends or BACKENDS, (*STATES, *CHANGED), ENDINGS, range(int(rounds)))
-        if case[0] == "unisono" or case[1] not in CHANGED
+    begins = [
+        (backend, state)
+        for backend in backends or BACKENDS
+        for state in (*STATES, *(CHANGED if backend == "unisono" else ()))
     ]
+    cases = [(*begin, *rest) for begin, *rest in crossed(begins, [*ENDINGS], range(int(rounds)))]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     gc.freeze()  # at their end processes need not look through all that PyTorch has made
     running: Running = {}

@@ -29,10 +29,7 @@ PLANS = (
     up.Plan(pipeline=4, micro_batches=4, schedule="zb-h1"),
     up.Plan(data=2, pipeline=2, micro_batches=2, schedule="zbv", clip=0.5),
 )
-RECORDED = (
-    up.Plan(data=2, tensor=2),
-    up.Plan(tensor=2, pipeline=2, micro_batches=2),
-)
+RECORDED = (up.Plan(data=2, tensor=2), up.Plan(tensor=2, pipeline=2, micro_batches=2))
 """Of a model whose cut and whose stages follow from its program."""
 CUTS = {f"{layer}.0": ("column", "row")[layer % 2] for layer in range(6)}
 STEPS = 4

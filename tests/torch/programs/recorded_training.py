@@ -15,10 +15,7 @@ from torch.nn import functional
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
 
-PLANS = {
-    "tensor": {"tensor": 2, "data": 2},
-    "pipeline": {"pipeline": 2, "data": 2, "micro_batches": 2},
-}
+PLANS = {"tensor": {"tensor": 2, "data": 2}, "pipeline": {"pipeline": 2, "data": 2, "micro_batches": 2}}
 
 
 def main(rank: int, size: int, folder: Path, kind: str) -> None:

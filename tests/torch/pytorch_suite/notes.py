@@ -5,7 +5,7 @@ REASONS: dict[str, dict[str, str]] = {
     "test_ddp_logging_data_cpu": {
         "gloo": 'DDP logs "unisono", because C++ casts a group called "gloo" to ProcessGroupGloo. '
         "The test passes as `unisono`"
-    },
+    }
 }
 
 # The same, of tests that the newest PyTorch skips.
@@ -14,7 +14,7 @@ OLDER: dict[str, dict[str, str]] = {
         "gloo": "expects a timeout after 1 ms from a barrier that the other ranks leave at once: the error "
         "names the rank that has left. It fails over Gloo, too, when they are quick; PyTorch 2.13 and "
         "later skip it"
-    },
+    }
 }
 
 # PyTorch's tests that give the ranks a second or two for everything: a busy machine fails them, whatever the
@@ -33,14 +33,8 @@ NOTES: dict[str, tuple[str, str]] = {
     ),
     "Functions: shrink_group": ("works", "the job's store and rank 0 may be gone"),
     "SyncBatchNorm": ("differs", "PyTorch itself accepts only CUDA tensors"),
-    "bf16_compress_hook": (
-        "differs",
-        "PyTorch itself requires a build with NCCL, also for CPU tensors",
-    ),
-    "bf16_compress_wrapper": (
-        "differs",
-        "PyTorch itself requires a build with NCCL, also for CPU tensors",
-    ),
+    "bf16_compress_hook": ("differs", "PyTorch itself requires a build with NCCL, also for CPU tensors"),
+    "bf16_compress_wrapper": ("differs", "PyTorch itself requires a build with NCCL, also for CPU tensors"),
     "batched_powerSGD_hook": ("differs", "PyTorch itself fails since 2.13, on Gloo too (`_orthogonalize`)"),
     "quantization_pertensor_hook": ("differs", "PyTorch itself fails on the CPU, on Gloo too"),
     "quantization_perchannel_hook": ("differs", "PyTorch itself fails on the CPU, on Gloo too"),
