@@ -55,14 +55,27 @@ class FieldSerializer {
   Bytes at_;
 };
 
+// Counts the bytes of fields.
+struct FieldCounter {
+  size_t bytes = 0;
+  template <class T>
+  constexpr void operator()(const T&) {
+    bytes += sizeof(T);
+  }
+  template <class Text>
+  constexpr void text(const Text& field) {
+    bytes += sizeof field;
+  }
+};
+
 template <class Move, class... Fields>
-void move_all(Move& move, Fields&... fields) {
+constexpr void move_all(Move& move, Fields&... fields) {
   (move(fields), ...);
 }
 
 // The fields of a control frame in order. Encoding and parsing both use this list.
 template <class Move, class Frame>
-void move_frame(Move& move, Frame& frame) {
+constexpr void move_frame(Move& move, Frame& frame) {
   auto& [kind, fault, status, proposal] = frame;
   move(kind);
   if (kind == ControlFrame::ControlKind::kProposal) {
@@ -83,6 +96,16 @@ void move_frame(Move& move, Frame& frame) {
   move_all(move, status.has_report, status.report_seq);
   move.text(status.report);
 }
+
+constexpr size_t frame_bytes(ControlFrame::ControlKind kind) {
+  ControlFrame frame{};
+  frame.kind = kind;
+  FieldCounter counter;
+  move_frame(counter, frame);
+  return counter.bytes;
+}
+static_assert(frame_bytes(ControlFrame::ControlKind::kAbort) == kControlBytes);
+static_assert(frame_bytes(ControlFrame::ControlKind::kProposal) <= kControlBytes);
 
 FrameError bad(ConnectionKind wire, FrameErrorKind kind, uint64_t value) { return {wire, kind, value}; }
 FrameError bad_control(FrameErrorKind kind, int64_t value) {

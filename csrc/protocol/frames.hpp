@@ -139,7 +139,7 @@ struct ControlFrame {
   RankStatus status;
   ProposalBytes proposal{};
 };
-constexpr size_t kControlBytes = 1000;
+constexpr size_t kControlBytes = 1004;  // what encode writes, which checks it
 using ControlBytes = std::array<unsigned char, kControlBytes>;
 
 ControlBytes encode(const ControlFrame& frame);
