@@ -37,7 +37,7 @@ LIMITS = [
 MOST_BYTES = 1 << 30  # of this process: the sanitizer keeps what was freed for a while
 CASE_FRAMES = 40
 CALL = struct.Struct("<QQQi4BII")
-CONTROL = struct.Struct("<IIiiiiQiIIQQQIIIIQQQ")
+CONTROL = struct.Struct("<IIiiiiQiIIQQQIIIIQIQQ")
 
 
 class Chance(random.Random):
@@ -61,7 +61,8 @@ def control_frame(chance: Chance) -> bytes:
     sizes = [chance.small(31), *(chance.small(32) for _ in range(2)), *(chance.number(64) for _ in range(3))]
     flags = [chance.small(32) for _ in range(4)]
     started = chance.small(64)
-    head = (kind, fault, *ranks, chance.number(64), *sizes, *flags, chance.number(64), started)
+    number, window = chance.number(64), chance.small(32)
+    head = (kind, fault, *ranks, chance.number(64), *sizes, *flags, number, window, started)
     calls = b"".join(
         CALL.pack(chance.choice([0, 0, 1, started]) if chance.random() < 0.9 else chance.number(64),
                   chance.number(64), chance.number(64), chance.small(31),
@@ -134,7 +135,7 @@ def tell(end: socket.socket, frame: bytes) -> None:
         end.send(frame)
 
 
-ANSWER = CONTROL.pack(2, *([0] * 19)) + bytes(16 * CALL.size) + struct.pack("<IQ", 1, 0) + b"x" + bytes(239)
+ANSWER = CONTROL.pack(2, *([0] * 20)) + bytes(16 * CALL.size) + struct.pack("<IQ", 1, 0) + b"x" + bytes(239)
 
 
 def echo(rank: Rank, chance: Chance, echoes: bool, stop: threading.Event) -> None:

@@ -17,7 +17,7 @@ from python_runs import ran
 
 PROGRAM = Path(__file__).with_name("frames.py")
 FRAMES = int(os.environ.get("FUZZ_FRAMES", times(usual=4_000, long=100_000)))
-FRAME_NBYTES = 1000  # of every control frame
+FRAME_NBYTES = 1004  # of every control frame
 
 
 def fuzzer() -> Any:
