@@ -139,7 +139,7 @@ struct ControlFrame {
   RankStatus status;
   ProposalBytes proposal{};
 };
-constexpr size_t kControlBytes = 1004;  // what encode writes, which checks it
+constexpr size_t kControlBytes = 1004;  // of the longest one; frames.cpp counts its fields
 using ControlBytes = std::array<unsigned char, kControlBytes>;
 
 ControlBytes encode(const ControlFrame& frame);

@@ -34,6 +34,34 @@ class Fused(nn.Module):
         return self.last(torch.sigmoid(gate) * value) + self.side(torch.tanh(side))
 
 
+class Twice(nn.Module):
+    """A layer whose output is two things, of which each has two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.both, self.side, self.last = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.stack(x.unbind(1), 0).sum(0)
+        x = self.down(functional.gelu(self.up(x)))
+        pair = self.both(x).unflatten(-1, (2, 8))
+        x = self.side(pair.select(-2, 0) * pair.select(-2, 1).sigmoid()) + x  # not in the output
+        last: Tensor = self.last(pair[:, :, 4:])
+        return torch.movedim(last, 2, -1)
+
+
+def check_a_layer_split_twice_keeps_the_names_of_the_model() -> None:
+    given, target = torch.randn(8, 6, 8), torch.randn(8, 2, 8)
+    run = up.parallelize(Twice(), TENSOR, sample=given, optimizer=torch.optim.AdamW, loss=functional.mse_loss)
+    assert "both.3.weight" in dict(run.model.named_parameters()), str(run.cut)
+    run.step((given, target))
+    found = run.state_dict()
+    assert {name: value.shape for name, value in found.items()} == {
+        name: value.shape for name, value in Twice().state_dict().items()
+    }
+
+
 def batches(count: int) -> list[Any]:
     generator = torch.Generator().manual_seed(1)
     return [

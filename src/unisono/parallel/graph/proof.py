@@ -199,19 +199,19 @@ class _ProofSearch:
         self._tried |= set(fused)
         for group in named.values():
             before = self._fused
-            self._fused = self._split_again(group)
+            self._fused = self._split_again(choice, group)
             try:
                 choice = self._recorded()
             except CaptureError:
                 self._fused = before
         return choice if self._fused == self._of else self._recorded()
 
-    def _split_again(self, group: dict[str, list[int]]) -> dict[str, list[int]]:
-        """What is split with `group`. A part of a split layer becomes more parts of that layer, so that the
-        model's own parameters are one step away; those of attention stay as they are."""
-        whole, found = self._shapes().model, dict(self._fused)
+    def _split_again(self, choice: SplitChoice, group: dict[str, list[int]]) -> dict[str, list[int]]:
+        """What is split when `group` is, too. A part that is to be split becomes more parts of its layer, so
+        no split layer is inside another one. The parts of attention stay as they are."""
+        found = dict(self._fused)
         for above in {path.rpartition(".")[0] for path in group}:
-            layer = module_at(whole, above)
+            layer = choice.modules[above]
             if not isinstance(layer, Split):
                 continue
             if found[above]:
