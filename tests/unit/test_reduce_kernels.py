@@ -9,7 +9,7 @@ from unisono import _native
 
 DTYPES = {row[0]: number for number, row in enumerate(_native.dtypes())}
 OPS = {name: number for number, name in enumerate(_native.reduce_ops())}
-# Below, at and beyond the width of each vector, a block of the loops, a tile, and a store of a whole cache line.
+# Below, at and beyond the width of a vector, a block of the loops, a tile, a store of a whole cache line.
 SIZES = (0, 1, 7, 31, 64, 100, 513, 4099)
 
 
@@ -27,7 +27,7 @@ def any_bits(dtype: str, numel: int, seed: int) -> np.ndarray:
 
 
 def expected(parts: list[np.ndarray], op: un.ReduceOp) -> np.ndarray:
-    """The reduction in the order of ranks; complex numbers by their real parts, as the kernels compute them."""
+    """The reduction in the order of ranks; complex numbers by real ones, as the kernels do."""
     if parts[0].dtype.name not in COMPLEX:
         return reduced(parts, op)
     total = parts[0].copy()
