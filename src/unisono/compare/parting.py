@@ -54,7 +54,7 @@ def differ(kind: str, a: Any, b: Any, type_: str, step: int) -> bool:
         return bool(a != b)
     limit = allowed(type_, step)
     if kind == "output":
-        return bool(abs(a[0] - b[0]) > limit * max(a[1], b[1]))
+        return any(abs(x - y) > limit * max(a[1], b[1]) for x, y in zip(a, b, strict=True))
     if isinstance(a, list):
         return any(abs(x - y) > limit * max(a[0], b[0]) for x, y in zip(a[:2], b[:2], strict=True))
     return bool(abs(a - b) > limit * max(abs(a), abs(b)))

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import zlib
 from functools import wraps
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.clip_grad import clip_grad_norm_
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .records import Writer, writer
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _DROPOUTS = (
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
 )  # fmt: skip
+_PERIOD = 65_536  # the direction of projections repeats after so many values
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 
 
@@ -41,7 +44,8 @@ class _Recorder:
         self._paths: dict[nn.Module, str] = {}
         self._names: dict[Tensor, str] = {}
         self._models: list[nn.Module] = []
-        self._projections: dict[int, Tensor] = {}
+        draws = torch.Generator().manual_seed(0)
+        self._direction = torch.randn(_PERIOD, dtype=torch.float64, generator=draws)
         self._in_backward = False
         nn.modules.module.register_module_forward_pre_hook(self._enter)
         nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
@@ -49,7 +53,7 @@ class _Recorder:
         register_optimizer_step_post_hook(self._after_step)
         torch.autograd.backward = self._noting_losses(torch.autograd.backward)
         for place in (nn.utils, nn.utils.clip_grad):
-            place.clip_grad_norm_ = self._noting_norms(place.clip_grad_norm_)
+            setattr(place, "clip_grad_norm_", self._noting_norms(clip_grad_norm_))  # noqa: B010 (mypy)
 
     # ---- forward ----
 
@@ -147,13 +151,11 @@ class _Recorder:
             raise SystemExit(0)
 
     def _read(self, tensor: Tensor) -> list[float]:
-        """The norm of a tensor, and its projection on a fixed direction, which also shows its sign and scale."""
+        """The norm of a tensor, and its projection on a fixed direction, which shows sign and scale."""
         values = _whole(tensor).double().cpu().flatten()
-        if len(values) not in self._projections:
-            draws = torch.Generator().manual_seed(len(values))
-            direction = torch.randn(len(values), dtype=torch.float64, generator=draws)
-            self._projections[len(values)] = direction
-        return [float(values.norm()), float(values @ self._projections[len(values)])]
+        pieces = zip(values.split(_PERIOD), repeat(self._direction), strict=False)
+        projection = sum(float(piece @ direction[: len(piece)]) for piece, direction in pieces)
+        return [float(values.norm()), projection]
 
 
 def _whole(tensor: Tensor) -> Tensor:

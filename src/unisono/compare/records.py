@@ -91,6 +91,11 @@ class Run(NamedTuple):
         """Steps of optimizers that rank 0 has taken."""
         return 1 + max((step for step, kind in self.ranks[0] if kind == "parameter"), default=-1)
 
+    def mean_loss(self, step: int) -> float | None:
+        """The mean of all losses of a step, of all ranks; None: it has none."""
+        losses = [reading.value for rank in self.of(step, "loss") for reading in rank]
+        return sum(losses) / len(losses) if losses else None
+
     def of(self, step: int, kind: str) -> list[list[Reading]]:
         """The readings of one kind of a step, by rank."""
         return [rank.get((step, kind), []) for rank in self.ranks]

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from unisono.compare.causes import cause, evidence
+from unisono.compare.causes import finding
 from unisono.compare.records import Run, read_run
 from unisono.engine.environment import env
 
@@ -120,23 +120,19 @@ def _filled(word: str, ranks: int) -> str:
 
 def _compare(one: Run, many: Run) -> bool:
     """Print how two runs compare; whether they agree."""
-    seen = evidence(one, many)
-    words = cause(seen)
-    what = f"{many.name} against {one.name}"
-    if seen.within is None and seen.between is None and not words:
-        print(f"{what}: equal to rounding in {min(one.steps, many.steps)} steps")
+    what, found = f"{many.name} against {one.name}", finding(one, many)
+    if found is None:
+        print(f"{what}: equal to rounding in {one.steps} steps")
         return True
-    print(f"{what}: {_place(seen.within, many) or _place(seen.between, many) or 'not as many steps'}")
-    print(f"    {words or 'no known fault explains it'}")
+    print(f"{what}: {_place(found.at, many)}")
+    print(f"    {found.why or 'no known fault explains it'}")
     return False
 
 
-def _place(at: Parting | None, many: Run) -> str:
-    if at is None:
-        return ""
-    name = f" {at.name}" if at.name else ""
+def _place(at: Parting, many: Run) -> str:
+    where = f"they part at step {at.step}, {at.kind}{f' {at.name}' if at.name else ''}"
     if at.kind in ("rows", "start"):
-        return f"they part at step {at.step}, {at.kind}{name}"
+        return where
     one, other = (value[0] if isinstance(value, list) else value for value in (at.one, at.many))
     who = f"rank {at.rank} of {many.name}" if at.rank >= 0 else many.name
-    return f"they part at step {at.step}, {at.kind}{name}: {one:.7g}, and {other:.7g} on {who}"
+    return f"{where}: {one:.7g}, and {other:.7g} on {who}"
