@@ -153,7 +153,7 @@ class _Recorder:
     def _read(self, tensor: Tensor) -> list[float]:
         """The norm of a tensor, and its projection on a fixed direction, which shows sign and scale."""
         values = _whole(tensor).double().cpu().flatten()
-        pieces = zip(values.split(_PERIOD), repeat(self._direction), strict=False)
+        pieces = zip(torch.split(values, _PERIOD), repeat(self._direction), strict=False)
         projection = sum(float(piece @ direction[: len(piece)]) for piece, direction in pieces)
         return [float(values.norm()), projection]
 

@@ -47,6 +47,11 @@ else:
     sampler = DistributedSampler(data, size, rank, shuffle=True, drop_last=is_fault("drop last"))
     loader = DataLoader(data, BATCH * (size if is_fault("batch of all") else 1), sampler=sampler)
 
+if is_fault("uneven"):
+    whole, first = BATCH * size, BATCH * size * 2 // 3
+    own = slice(None) if size == 1 else slice(first) if rank == 0 else slice(first, None)
+    loader = [[one[start : start + whole][own] for one in rows.tensors] for start in range(0, ROWS, whole)]
+
 rate = 0.1 * (size if is_fault("rate") else 1)
 optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
 per_epoch = ROWS // (BATCH if is_fault("schedule") else BATCH * size)
