@@ -67,7 +67,7 @@ def ranks_part(run: Run) -> Iterator[Parting]:
             first, *others = run.of(step, kind)
             for rank, other in enumerate(others, 1):
                 for a, b in zip(first, other, strict=False):
-                    exact = kind in ("start", "parameter") and a.value[:2] != b.value[:2]
+                    exact = kind in ("start", "parameter") and a.value != b.value
                     if exact or differ(kind, a.value, b.value, a.type, step):
                         yield Parting(step, kind, a.name, a.type, a.value, b.value, rank)
                         break

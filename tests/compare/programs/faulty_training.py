@@ -44,7 +44,7 @@ if is_fault("no sampler"):
     loader = DataLoader(rows, BATCH, shuffle=True, generator=torch.Generator().manual_seed(5))
     sampler = None
 else:
-    sampler = DistributedSampler(data, size, rank, shuffle=True, drop_last=is_fault("drop last"))
+    sampler = DistributedSampler(data, size, rank, shuffle=True)
     loader = DataLoader(data, BATCH * (size if is_fault("batch of all") else 1), sampler=sampler)
 
 if is_fault("uneven"):
