@@ -56,7 +56,12 @@ _HOMES = {
         "UnisonoError",
     ),
 }
-_ROOMS = {"codecs": "unisono.codecs", "compare": "unisono.compare", "networks": "unisono.networks", "MPI": "unisono.mpi"}
+_ROOMS = {
+    "codecs": "unisono.codecs",
+    "compare": "unisono.compare",
+    "networks": "unisono.networks",
+    "MPI": "unisono.mpi",
+}
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:

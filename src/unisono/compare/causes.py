@@ -18,8 +18,8 @@ class Evidence(NamedTuple):
 
     Attributes:
         one, many: the runs on fewer and on more ranks.
-        within: where ranks of `many` part from each other first; None: nowhere.
-        between: where the runs part first; None: nowhere.
+        within: where ranks of `many` part from each other first; None: not at the step that is the first.
+        between: where the runs part first; None: not at that step.
     """
 
     one: Run
@@ -46,15 +46,17 @@ class Finding(NamedTuple):
 
 def finding(one: Run, many: Run) -> Finding | None:
     """Compare two runs; None: they are equal to rounding."""
-    seen = Evidence(one, many, next(ranks_part(many), None), next(runs_part(one, many), None))
-    if one.steps != many.steps and seen.between is None:
-        step = min(one.steps, many.steps)
-        seen = seen._replace(between=Parting(step, "steps", "", "", one.steps, many.steps))
+    within, between = next(ranks_part(many), None), next(runs_part(one, many), None)
+    if within is None and between is None and one.steps != many.steps:
+        between = Parting(min(one.steps, many.steps), "steps", "", "", one.steps, many.steps)
+    first = min((at.step for at in (within, between) if at is not None), default=0)
+    within, between = (at if at is not None and at.step == first else None for at in (within, between))
+    seen = Evidence(one, many, within, between)
     for at, kinds, explain in CAUSES:
         parting = seen.within if at == "ranks" else seen.between
         if parting is not None and parting.kind in kinds and (why := explain(seen, parting)):
             return Finding(parting, why)
-    left = seen.within or seen.between
+    left = within or between
     return Finding(left, "") if left is not None else None
 
 

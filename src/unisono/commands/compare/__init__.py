@@ -29,7 +29,7 @@ LAST_LINES = 30  # of the output of a run that failed
 DIVIDED = re.compile(r"\{(\d+)/ranks\}")
 
 
-class Trial(NamedTuple):
+class Launch(NamedTuple):
     """One run to make: its name, its ranks, and what `unisono run` gets before the script."""
 
     name: str
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if all(agree) else 1
 
 
-def _trials(args: argparse.Namespace) -> list[Trial]:
+def _trials(args: argparse.Namespace) -> list[Launch]:
     words = args.n.split(",")
     if not all(word.isdecimal() and int(word) for word in words) or args.steps < 0:
         raise ValueError(f"-n {args.n} --steps {args.steps}: expected -n 1,2 and at least 0 steps")
@@ -78,13 +78,13 @@ def _trials(args: argparse.Namespace) -> list[Trial]:
     for ranks in sizes:
         name = "1 rank" if ranks == 1 else f"{ranks} ranks"
         gpus = ("--virtual-gpus", str(ranks)) if args.virtual_gpus else ()
-        found.append(Trial(name, ranks, (*gpus, *replace)))
+        found.append(Launch(name, ranks, (*gpus, *replace)))
         if args.against:
-            found.append(Trial(f"{name} over {args.against.capitalize()}", ranks, gpus))
+            found.append(Launch(f"{name} over {args.against.capitalize()}", ranks, gpus))
     return found
 
 
-def _run(trial: Trial, args: argparse.Namespace) -> Run:
+def _run(trial: Launch, args: argparse.Namespace) -> Run:
     """Run the script, and read what its ranks have recorded.
 
     Raises:
