@@ -152,6 +152,7 @@ __all__ = [
     "Work",
     "__version__",
     "codecs",
+    "compare",
     "elastic",
     "empty",
     "init_process_group",
