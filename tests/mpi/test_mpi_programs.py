@@ -47,3 +47,9 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback() -> None:
     ended = run(2, PROGRAMS / "fails_on_rank_one.py")
     assert ended.returncode != 0
     assert "KeyError: 'the reason'" in ended.stderr
+
+
+def test_threads_and_requests_make_communicators_at_the_same_time() -> None:
+    ended = run(3, PROGRAMS / "threads_making_communicators.py", "15")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("all is well") == 3

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
-from unisono.mpi import constants
+from unisono.mpi import constants, object_schedules
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.collectives import Prefixes
@@ -151,7 +152,13 @@ class Comm(
         return made, schedule()
 
     def _agree(self, lane: Lane, payload: Any = None) -> Schedule:
-        return agree(lane, self._alive().contexts, payload)
+        exchange = functools.partial(self._all_objects, lane)
+        return agree(exchange, self._alive().contexts, lane.number, payload)
+
+    @staticmethod
+    def _all_objects(lane: Lane, obj: Any) -> Schedule:
+        """The objects of all ranks, of this side first."""
+        return object_schedules.all_gather(lane, obj)
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """One communicator for each color; its ranks in the order of `key`. UNDEFINED: none for this rank."""
@@ -207,8 +214,7 @@ class Comm(
     def Free(self) -> None:
         """Release it."""
         state = self._alive()
-        if self._constant() == "COMM_WORLD":
-            raise Exception(constants.ERR_COMM, "COMM_WORLD cannot be freed")
+        self._refuse_constant("freed")
         self._delete_all()
         state.close()
         self._state = None
@@ -216,10 +222,14 @@ class Comm(
     def Disconnect(self) -> None:
         """Release it, when all ranks have come here."""
         self._alive()
-        if self._constant() == "COMM_WORLD":
-            raise Exception(constants.ERR_COMM, "COMM_WORLD cannot be disconnected")
+        self._refuse_constant("disconnected")
         self.Barrier()
         self.Free()
+
+    def _refuse_constant(self, done: str) -> None:
+        name = self._constant()
+        if name is not None:
+            raise Exception(constants.ERR_COMM, f"{name} cannot be {done}")
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End the job."""

@@ -41,10 +41,14 @@ class Intercomm(Comm):
     remote_size, remote_group = property(Get_remote_size), property(Get_remote_group)
 
     def _agree(self, lane: Lane, payload: Any = None) -> Schedule:
-        contexts = self._alive().contexts
-        mine, theirs = yield from both_sides(lane, (payload, *contexts.offer()))
-        context, serial = contexts.take([one[1:] for one in (*mine, *theirs)])
-        return ([one[0] for one in mine], [one[0] for one in theirs]), context, serial
+        told, context, serial = yield from super()._agree(lane, payload)
+        own = lane.local.size
+        return (told[:own], told[own:]), context, serial
+
+    @staticmethod
+    def _all_objects(lane: Lane, obj: Any) -> Schedule:
+        mine, theirs = yield from both_sides(lane, obj)
+        return mine + theirs
 
     def _split(self, color: Any, key: int) -> Any:
         state = self._alive()

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from unisono.mpi import constants, object_schedules
 from unisono.mpi.comm_state import CommState, handle_of
+from unisono.mpi.context import agree
 from unisono.mpi.errors import Exception
 from unisono.mpi.lane import Lane
 from unisono.mpi.pickling import pickle
@@ -41,19 +42,25 @@ class SideCreation:
         if not 0 <= local_leader < state.size:
             raise Exception(constants.ERR_RANK, f"local_leader is {local_leader}")
 
-        def schedule() -> Schedule:
-            told = yield from object_schedules.all_gather(lane, contexts.offer())
+        def exchange(obj: Any) -> Schedule:
+            """The objects of all ranks of both sides."""
+            told = yield from object_schedules.all_gather(lane, obj)
             remote = None
             if lane.rank == local_leader:
                 peers = peer_comm._alive()
                 between = peers.lane_of_few(peers.peers, tag)
                 (remote,) = yield from object_schedules.exchange(
-                    between, [(remote_leader, (state.ranks, told))], [remote_leader]
+                    between, [(remote_leader, told)], [remote_leader]
                 )
-            ranks, theirs = yield from object_schedules.broadcast(lane, remote, local_leader)
-            return ranks, contexts.take([*told, *theirs])
+            return told + (yield from object_schedules.broadcast(lane, remote, local_leader))
 
-        ranks, (context, serial) = complete(schedule())
+        def schedule() -> Schedule:
+            told = yield from exchange((state.ranks, lane.number))
+            ranks = told[-1][0]
+            _, context, serial = yield from agree(exchange, contexts, told[0][1] + told[-1][1])
+            return ranks, context, serial
+
+        ranks, context, serial = complete(schedule())
         return handle_of(CommState(state.world, contexts, state.ranks, context, serial, ranks))
 
     def Spawn(self, *args: Any, **options: Any) -> NoReturn:

@@ -43,10 +43,10 @@ class World:
 class Messages:
     """The messages of one context. `quick` has the native calls, which return None where they cannot."""
 
-    __slots__ = ("_context", "quick", "world")
+    __slots__ = ("context", "quick", "world")
 
     def __init__(self, world: World, context: int) -> None:
-        self.world, self._context = world, context
+        self.world, self.context = world, context
         group = world.group
         self.quick = (
             GroupBase(world.planner, world.engine, group.timeout_s, context, group) if context else group
@@ -82,7 +82,7 @@ class Messages:
         source = -1 if peer is None else peer
         form = ANY_FORM if more.get("sized") else _U8
         work = NativeMessageWork(
-            world.planner, world.engine, name, source, tag_in_context(self._context, tag), form, address,
+            world.planner, world.engine, name, source, tag_in_context(self.context, tag), form, address,
             data.nbytes, world.group.timeout_s, keep=data, **more,
         )  # fmt: skip
         try:
@@ -101,7 +101,7 @@ class Messages:
             found = self.look(peer, tag)
         if found is None:
             source = -1 if peer is None else peer
-            _, found = self.world.engine.probe(source, tag_in_context(self._context, tag), _FOREVER)
+            _, found = self.world.engine.probe(source, tag_in_context(self.context, tag), _FOREVER)
         if found is None:
             raise self.world.failure("Probe")
         return found
@@ -112,7 +112,7 @@ class Messages:
         if found is not None:
             return found
         source = -1 if peer is None else peer
-        fault, found = self.world.engine.look(source, tag_in_context(self._context, tag))
+        fault, found = self.world.engine.look(source, tag_in_context(self.context, tag))
         if fault:
             raise self.world.failure("Iprobe")
         return found
