@@ -8,7 +8,6 @@ It needs no MPI and no mpi4py. A program that no launcher has started is one ran
 
 from __future__ import annotations
 
-import gc as _gc
 import typing as _typing
 from typing import Any
 
@@ -41,6 +40,8 @@ from unisono.mpi.constants import *  # noqa: F403
 from unisono.mpi.datatype import DATATYPE_NULL, Datatype
 from unisono.mpi.environment import (
     Finalize,
+    Get_abi_fortran_info,
+    Get_abi_info,
     Get_abi_version,
     Get_hw_resource_info,
     Get_library_version,
@@ -127,5 +128,6 @@ pickle.read(_env.copy())
 if rc.initialize:
     Init_thread()
 _name_constants()
-_gc.freeze()  # what the imports have made lives to the end; to look through it there would take 40 ms
-del annotations
+for _name in [name for name, value in globals().items() if isinstance(value, type(_typing))]:
+    del globals()[_name]  # `from mpi4py.MPI import *` gives a program no modules of this package
+del Any, annotations
