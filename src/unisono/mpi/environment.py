@@ -152,5 +152,19 @@ def Get_hw_resource_info() -> Any:
     return Info.Create()
 
 
+def Get_abi_info() -> Any:
+    """The sizes of types in bytes, as hints."""
+    from unisono.mpi.info import Info
+
+    return Info.Create({f"mpi_{name}_size": "8" for name in ("aint", "count", "offset")})
+
+
+def Get_abi_fortran_info() -> Any:
+    """INFO_NULL: there is no Fortran."""
+    from unisono.mpi.info import INFO_NULL
+
+    return INFO_NULL
+
+
 def Pcontrol(level: int) -> None:
     """Does nothing."""
