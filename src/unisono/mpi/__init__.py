@@ -9,7 +9,6 @@ It needs no MPI and no mpi4py. A program that no launcher has started is one ran
 from __future__ import annotations
 
 import typing as _typing
-from typing import Any
 
 from unisono.engine.environment import env as _env
 from unisono.mpi import constants as _constants
@@ -117,7 +116,7 @@ def _name_constants() -> None:
 
 if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> _typing.Any:
         from unisono.mpi.libraries import refused
 
         raise refused(__name__, name)
@@ -130,4 +129,4 @@ if rc.initialize:
 _name_constants()
 for _name in [name for name, value in globals().items() if isinstance(value, type(_typing))]:
     del globals()[_name]  # `from mpi4py.MPI import *` gives a program no modules of this package
-del Any, annotations
+del annotations
