@@ -78,6 +78,7 @@ from unisono.mpi.general_request import Grequest
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
+from unisono.mpi.meetings import Close_port, Lookup_name, Open_port, Publish_name, Unpublish_name
 from unisono.mpi.message import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from unisono.mpi.named_types import NAMED as _NAMED
 from unisono.mpi.neighbourhoods import Compute_dims

@@ -62,7 +62,7 @@ class Comm(
     def Get_group(self) -> Group:
         """The ranks as a group."""
         state = self._alive()
-        return Group._of(Members(state.ranks, state.world.rank))
+        return Group._of(Members(state.world.ids_of(state.ranks), state.world.ids[state.world.rank]))
 
     group = property(Get_group)
 
@@ -93,7 +93,10 @@ class Comm(
             return constants.IDENT
         if (mine.remote is None) != (other.remote is None):
             return constants.UNEQUAL
-        sides = [(mine.ranks, other.ranks), (mine.remote or (), other.remote or ())]
+        sides = [
+            (mine.world.ids_of(mine.ranks), other.world.ids_of(other.ranks)),
+            (mine.world.ids_of(mine.remote or ()), other.world.ids_of(other.remote or ())),
+        ]
         if all(one == two for one, two in sides):
             return constants.CONGRUENT
         alike = all(set(one) == set(two) for one, two in sides)
@@ -199,7 +202,7 @@ class Comm(
     def Create(self, group: Group) -> Any:
         """A communicator of the ranks of a group; all ranks call it."""
         state = self._alive()
-        ranks = group._alive().ranks
+        ranks = state.world.ranks_of(group._alive().ranks)
         if any(rank not in state.ranks for rank in ranks):
             raise Exception(constants.ERR_GROUP, "the group has ranks that are not in the communicator")
         _, context, serial = complete(self._agree(state.lane()))
@@ -237,13 +240,16 @@ class Comm(
 
     @classmethod
     def Get_parent(cls) -> Any:
-        """COMM_NULL: no communicator has spawned this job."""
-        return classes[INTER]()
+        """The communicator with the ranks that have started this job; COMM_NULL: a launcher has."""
+        state = COMM_WORLD._alive().world.parent if COMM_WORLD._state is not None else None
+        return classes[INTER]() if state is None else classes[INTER]._of(state)
 
     @classmethod
     def Join(cls, fd: int) -> Any:
-        """Not there."""
-        raise NotImplementedError("Join: jobs meet in a store; see unisono.join")
+        """A communicator with the process at the other end of a socket."""
+        from unisono.mpi.meetings import join
+
+        return join(whole(fd, "fd"))
 
 
 class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
@@ -256,9 +262,9 @@ class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         """A communicator of the ranks of a group; only they call it. Others get COMM_NULL at once."""
         state = self._alive()
-        ranks = group._alive().ranks
-        if state.world.rank not in ranks:
+        if state.world.ids[state.world.rank] not in group._alive().ranks:
             return COMM_NULL
+        ranks = state.world.ranks_of(group._alive().ranks)
         lane = state.lane_of_few(ranks, whole(tag, "tag"))
         _, context, serial = complete(self._agree(lane))
         return self._new(CommState(state.world, state.contexts, ranks, context, serial))

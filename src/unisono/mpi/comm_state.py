@@ -53,7 +53,7 @@ class CommState(State):
         self.locks: dict[str, Any] = {}
         self.topology: Any = None
         self.calls = self._sequence = self._agreements = 0
-        self._group = world.group if context == WORLD_CONTEXT and self.size > 1 else None
+        self._group = world.group if context == WORLD_CONTEXT and 1 < self.size == world.size else None
 
     def lane(self) -> Lane:
         """The messages of the next collective."""
@@ -112,3 +112,7 @@ class CommState(State):
             self._group.close()
         self._group = None
         self.contexts.give_back(self.context)
+        if self.world.parent is self:
+            self.world.parent = None
+        if self.world.ends_with is not None and self.contexts.unused():
+            self.world.close()

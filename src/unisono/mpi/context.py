@@ -19,7 +19,7 @@ from unisono.mpi.progress import Schedule
 
 _CONTEXTS = (MOST_CONTEXTS - 1) // 2
 """Each communicator has two: for its program's messages, and for its collectives."""
-WORLD_CONTEXT, SELF_CONTEXT = 0, 1
+WORLD_CONTEXT, SELF_CONTEXT, PARENT_CONTEXT = 0, 1, 2
 _FIRST_OFFER, _GROWTH, _ATTEMPTS = 4, 4, 24
 _SPREAD = 1597  # no divisor of it divides _CONTEXTS: neighbouring keys begin far from each other
 
@@ -27,9 +27,10 @@ _SPREAD = 1597  # no divisor of it divides _CONTEXTS: neighbouring keys begin fa
 class Contexts:
     """Which contexts this rank uses, and how often it has used each."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: int = SELF_CONTEXT) -> None:
+        """The contexts to `last` are in use from the beginning."""
         self._guard = threading.Lock()
-        self._free = dict.fromkeys(range(SELF_CONTEXT + 1, _CONTEXTS))
+        self._free = dict.fromkeys(range(last + 1, _CONTEXTS))
         self._uses: dict[int, int] = {}
         self._held = 0
 
@@ -57,6 +58,11 @@ class Contexts:
         if context > SELF_CONTEXT:
             with self._guard:
                 self._free[context] = None
+
+    def unused(self) -> bool:
+        """Whether no communicator is left but those of the world's beginning."""
+        with self._guard:
+            return len(self._free) + SELF_CONTEXT + 1 == _CONTEXTS
 
 
 def agree(exchange: Callable[[Any], Schedule], contexts: Contexts, key: int, payload: Any = None) -> Schedule:

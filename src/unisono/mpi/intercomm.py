@@ -36,7 +36,7 @@ class Intercomm(Comm):
     def Get_remote_group(self) -> Group:
         """The ranks of the other side."""
         state = self._alive()
-        return Group._of(Members(state.peers, state.world.rank))
+        return Group._of(Members(state.world.ids_of(state.peers), state.world.ids[state.world.rank]))
 
     remote_size, remote_group = property(Get_remote_size), property(Get_remote_group)
 
@@ -62,7 +62,7 @@ class Intercomm(Comm):
     def Create(self, group: Group) -> Any:
         """A communicator of a group of each side."""
         state = self._alive()
-        ranks = group._alive().ranks
+        ranks = state.world.ranks_of(group._alive().ranks)
         sides, context, serial = complete(self._agree(state.lane(), ranks))
         mine = state.world.rank in ranks
         return self._side(state, ranks, sides[1][0], context, serial, mine)
@@ -95,7 +95,7 @@ class Intercomm(Comm):
         """Two groups, of which only these ranks call it."""
         state = COMM_WORLD._alive()
         local = COMM_WORLD.Create_group(local_group, hash_of(stringtag))
-        peer = remote_group._alive().ranks[remote_leader]
+        (peer,) = state.world.ranks_of(remote_group._alive().ranks[remote_leader : remote_leader + 1])
         made = local.Create_intercomm(local_leader, COMM_WORLD, state.ranks.index(peer), hash_of(stringtag))
         local.Free()
         if errhandler is not None:

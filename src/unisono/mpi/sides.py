@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from unisono.mpi import constants, object_schedules
 from unisono.mpi.comm_state import CommState, handle_of
@@ -63,11 +63,53 @@ class SideCreation:
         ranks, context, serial = complete(schedule())
         return handle_of(CommState(state.world, contexts, state.ranks, context, serial, ranks))
 
-    def Spawn(self, *args: Any, **options: Any) -> NoReturn:
-        """Not there: the launcher starts all ranks."""
-        raise NotImplementedError(
-            "Spawn: the launcher starts all ranks of a job. Start more ranks (unisono run -n N) and split "
-            "them, or use mpi4py.futures, which needs no spawning."
-        )
+    def Spawn(
+        self,
+        command: Any,
+        args: Any = None,
+        maxprocs: int = 1,
+        info: Any = None,
+        root: int = 0,
+        errcodes: list[int] | None = None,
+    ) -> Any:
+        """Start processes on the root's host. Returns the communicator with them; they have `Get_parent`.
 
-    Spawn_multiple = Accept = Connect = Spawn
+        Raises:
+            Exception: they cannot be started.
+        """
+        made, counts = self._spawn(command, args, maxprocs, info, root, False)
+        if errcodes is not None:
+            errcodes[:] = [constants.SUCCESS] * counts[0]
+        return made
+
+    def Spawn_multiple(
+        self,
+        command: Any,
+        args: Any = None,
+        maxprocs: Any = 1,
+        info: Any = None,
+        root: int = 0,
+        errcodes: list[list[int]] | None = None,
+    ) -> Any:
+        """As `Spawn`, of several commands; the new ranks are in their order."""
+        made, counts = self._spawn(command, args, maxprocs, info, root, True)
+        if errcodes is not None:
+            errcodes[:] = [[constants.SUCCESS] * count for count in counts]
+        return made
+
+    def _spawn(self, command: Any, args: Any, maxprocs: Any, info: Any, root: int, several: bool) -> Any:
+        from unisono.mpi.spawning import orders_of, spawn
+
+        return spawn(self._alive(), orders_of(command, args, maxprocs, info, several), root)
+
+    def Accept(self, port_name: str, info: Any = None, root: int = 0) -> Any:  # noqa: ARG002
+        """Wait for ranks that `Connect` to a port of the root. Returns the communicator with them."""
+        from unisono.mpi.meetings import pair
+
+        return pair(self._alive(), port_name, root, True)
+
+    def Connect(self, port_name: str, info: Any = None, root: int = 0) -> Any:  # noqa: ARG002
+        """Meet the ranks that `Accept` at a port. Returns the communicator with them."""
+        from unisono.mpi.meetings import pair
+
+        return pair(self._alive(), port_name, root, False)

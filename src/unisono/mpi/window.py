@@ -127,7 +127,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
     def Get_group(self) -> Group:
         """The ranks as a group."""
         state = self._alive()
-        return Group._of(Members(state.ranks, state.world.rank))  # type: ignore[no-any-return]
+        return Group._of(Members(state.world.ids_of(state.ranks), state.world.ids[state.world.rank]))  # type: ignore[no-any-return]
 
     group = property(Get_group)
     group_size = property(lambda self: len(self._alive().ranks), doc="The number of ranks.")
