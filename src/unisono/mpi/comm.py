@@ -14,7 +14,7 @@ from unisono.mpi.context import agree
 from unisono.mpi.ending import abort
 from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
 from unisono.mpi.fast_collectives import FastCollectives
-from unisono.mpi.group import Group, Members
+from unisono.mpi.group import Group, group_of
 from unisono.mpi.handle import Handle, HasName
 from unisono.mpi.info import HasInfo, Info
 from unisono.mpi.lane import Lane
@@ -62,7 +62,7 @@ class Comm(
     def Get_group(self) -> Group:
         """The ranks as a group."""
         state = self._alive()
-        return Group._of(Members(state.world.ids_of(state.ranks), state.world.ids[state.world.rank]))
+        return group_of(state.world, state.ranks)
 
     group = property(Get_group)
 
@@ -249,7 +249,7 @@ class Comm(
         """A communicator with the process at the other end of a socket."""
         from unisono.mpi.meetings import join
 
-        return join(whole(fd, "fd"))
+        return join(COMM_SELF._alive(), whole(fd, "fd"))
 
 
 class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):

@@ -64,7 +64,7 @@ def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:
     COMM_SELF._refer(CommState(world, contexts, [world.rank], SELF_CONTEXT, 0))
     COMM_WORLD._state.name, COMM_SELF._state.name = "MPI_COMM_WORLD", "MPI_COMM_SELF"
     if parents:  # ranks of this group have started this process
-        ranks = range(parents, world.size)
+        world.first, ranks = parents, range(parents, world.size)
         world.parent = CommState(world, contexts, ranks, PARENT_CONTEXT, 1, range(parents))
     _Life.world, _Life.initialized, _Life.level = world, True, required
     _Life.thread = threading.get_ident()

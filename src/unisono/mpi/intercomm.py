@@ -11,7 +11,7 @@ from unisono.mpi.collectives import SHARED, SUM, copy_of
 from unisono.mpi.comm import COMM_NULL, COMM_WORLD, Comm, Intracomm, hash_of
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.group import Group, Members
+from unisono.mpi.group import Group, group_of
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
 from unisono.mpi.op import Op, check_alike, check_type
@@ -36,7 +36,7 @@ class Intercomm(Comm):
     def Get_remote_group(self) -> Group:
         """The ranks of the other side."""
         state = self._alive()
-        return Group._of(Members(state.world.ids_of(state.peers), state.world.ids[state.world.rank]))
+        return group_of(state.world, state.peers)
 
     remote_size, remote_group = property(Get_remote_size), property(Get_remote_group)
 

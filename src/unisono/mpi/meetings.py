@@ -17,9 +17,9 @@ from unisono.engine.store import PrefixStore, Store, StoreServer, TCPStore
 from unisono.errors import StoreError
 from unisono.mpi import constants, object_schedules
 from unisono.mpi.collectives import check_root
-from unisono.mpi.comm import COMM_SELF, COMM_WORLD
 from unisono.mpi.comm_state import CommState, handle_of
 from unisono.mpi.context import PARENT_CONTEXT, Contexts
+from unisono.mpi.ending import worlds
 from unisono.mpi.errors import Exception
 from unisono.mpi.progress import complete
 from unisono.mpi.transport import World
@@ -33,7 +33,7 @@ _ports: dict[str, tuple[str, int]] = {}
 
 def Open_port(info: Any = None) -> str:  # noqa: ARG001
     """A new name under which the ranks of this job, or of another one, reach this rank."""
-    server = serve(COMM_WORLD._alive())
+    server = serve(_own())
     name = f"{server.host}:{server.port}"
     _ports[name] = server.host, server.port
     return name
@@ -63,8 +63,15 @@ def Lookup_name(service_name: str, info: Any = None) -> str:  # noqa: ARG001
     return bytes(_names().get(service_name)).decode()
 
 
+def _own() -> World:
+    if not worlds:
+        raise Exception(constants.ERR_OTHER, "MPI is not initialized, or finalized already")
+    found: World = worlds[0]
+    return found
+
+
 def _names() -> Store:
-    store, _ = COMM_WORLD._alive().world.group._meeting()
+    store, _ = _own().group._meeting()
     return PrefixStore("mpi/names", store)
 
 
@@ -87,7 +94,7 @@ def pair(state: CommState, port: Any, root: int, accepts: bool) -> Any:
     return meet(state, PrefixStore(f"pair/{ticket}", store_at(address)), accepts, theirs)
 
 
-def join(fd: int) -> Any:
+def join(alone: CommState, fd: int) -> Any:
     """An intercommunicator with the process at the other end of a socket."""
     mine = Open_port()
     with socket.socket(fileno=os.dup(fd)) as end:
@@ -99,7 +106,7 @@ def join(fd: int) -> Any:
                 raise Exception(constants.ERR_OTHER, "the other end of the socket was closed")
             theirs += piece
     port = min(mine, theirs[:-1].decode())
-    made = pair(COMM_SELF._alive(), port, 0, port == mine)
+    made = pair(alone, port, 0, port == mine)
     Close_port(mine)
     return made
 
@@ -118,9 +125,9 @@ def by_root(state: CommState, root: int, act: Callable[[], Any], code: int) -> A
     return told
 
 
-def serve(state: CommState) -> StoreServer:
+def serve(world: World) -> StoreServer:
     """A store of this process, which all ranks of the job reach."""
-    settings, group = env.read(strict=False), state.world.group
+    settings, group = env.read(strict=False), world.group
     host = "127.0.0.1"
     if len({group.host_of(rank) for rank in range(group.size)}) > 1:
         from unisono.engine.bootstrap.interfaces import local_addresses

@@ -34,7 +34,7 @@ def spawn(state: CommState, orders: Callable[[], list[tuple[Any, Any, int, Any]]
 
     def start() -> tuple[tuple[str, int], list[int]]:
         given = orders()
-        server, counts = serve(state), [count for _, _, count, _ in given]
+        server, counts = serve(state.world), [count for _, _, count, _ in given]
         place = f"{server.host}:{server.port}"
         environ = {name: text for name, text in env.copy().items() if name not in _LAUNCHERS}
         environ |= {"UNISONO_STORE": place, "MASTER_ADDR": server.host, "MASTER_PORT": str(server.port)}

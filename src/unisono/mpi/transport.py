@@ -29,13 +29,15 @@ class World:
     """The group of all ranks, and its engine.
 
     ids: of its processes, by rank; the same process has the same one in other worlds of this process.
-    parent: the intercommunicator with which it began, as long as it is there.  ends_with: called at its end;
-    None: it ends with the program.
+    first: the rank here of rank 0 of COMM_WORLD.
+    parent: the intercommunicator with which it began, as long as that is there.
+    ends_with: called at its end; None: it ends with the program.
     """
 
     def __init__(self, group: Any, ids: Sequence[int] = (), ends_with: Any = None) -> None:
         self.group, self.ends_with = group, ends_with
         self.ids = tuple(ids or range(group.size))
+        self.first = 0
         self.parent: Any = None
         worlds.append(self)
         self.planner = group._planner

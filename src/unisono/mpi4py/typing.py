@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, SupportsIndex
 
-from unisono.mpi import BottomType, Datatype, InPlaceType
+from unisono import MPI
 
 __all__ = [
     "Aint", "Bottom", "BufSpec", "BufSpecB", "BufSpecV", "BufSpecW", "Buffer", "Count", "Displ", "InPlace",
@@ -39,12 +39,13 @@ class SupportsCAI(Protocol):
 
 
 Buffer = SupportsBuffer | SupportsDLPack | SupportsCAI
-Bottom = BottomType | None
-InPlace = InPlaceType | None
+Bottom = MPI.BottomType | None
+InPlace = MPI.InPlaceType | None
 Aint = SupportsIndex
 Count = SupportsIndex
 Displ = SupportsIndex
 Offset = SupportsIndex
+Datatype = MPI.Datatype
 TypeSpec = Datatype | str
 
 _Counts = Sequence[SupportsIndex]

@@ -17,6 +17,7 @@ def child() -> None:
         assert comm.allreduce(rank) == size * (size - 1) // 2
     assert message == {"to": "children"}
     merged = parent.Merge(high=True)
+    assert merged.group.Translate_ranks()[-size:] == list(range(size))
     assert merged.allgather(("child", rank))[-1] == ("child", size - 1)
     x = np.full(50_000, float(rank))
     merged.Send(x, dest=0, tag=rank)
@@ -40,6 +41,7 @@ def with_new_ranks(kind: str) -> None:
     assert inter.remote_group.Translate_ranks([0, 1], comm.group) == [MPI.UNDEFINED] * 2
     inter.bcast({"to": "children"}, root=MPI.ROOT if rank == 0 else MPI.PROC_NULL)
     merged = inter.Merge(high=False)
+    assert merged.group.Translate_ranks() == [*range(size), MPI.UNDEFINED, MPI.UNDEFINED]
     assert merged.group.Translate_ranks([0, size - 1, size], comm.group) == [0, size - 1, MPI.UNDEFINED]
     assert merged.allgather(("parent", rank))[-2:] == [("child", 0), ("child", 1)]
     if rank == 0:
