@@ -45,6 +45,7 @@ def test_the_modules_of_mpi4py_are_unisonos(launcher: Launcher) -> None:
     [
         (("-m", "mpi4py.futures"), (), 3),
         (("-m", "mpi4py.futures"), (), 1),
+        ((), (), 1),  # it starts its workers
         ((), ("comm",), 3),
         ((), ("comm",), 1),
     ],
