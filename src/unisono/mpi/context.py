@@ -1,8 +1,7 @@
 """The contexts of communicators: numbers that keep their messages apart, on which their ranks agree.
 
-Several agreements may be under way on a rank: of several threads, or of requests. Each of them holds the
-contexts that it offers, so what it takes is not another's. Agreements of other communicators offer others
-first, and meet only when few are left.
+Several agreements may be under way on a rank, of threads or of requests. Each holds what it offers, so what
+it takes is not another's. Each begins elsewhere, so they meet only when few contexts are left.
 """
 
 from __future__ import annotations
@@ -30,34 +29,38 @@ class Contexts:
     def __init__(self, last: int = SELF_CONTEXT) -> None:
         """The contexts to `last` are in use from the beginning."""
         self._guard = threading.Lock()
-        self._free = dict.fromkeys(range(last + 1, _CONTEXTS))
+        self._free = set(range(last + 1, _CONTEXTS))
         self._uses: dict[int, int] = {}
         self._held = 0
 
     def hold(self, first: int, count: int) -> tuple[dict[int, int], bool]:
         """(contexts and how often each was used, whether there may be more): held until `settle`."""
+        held: dict[int, int] = {}
         with self._guard:
-            order = itertools.chain(range(first, _CONTEXTS), range(first))
-            held = list(itertools.islice((one for one in order if one in self._free), count))
-            for one in held:
-                del self._free[one]
+            for one in itertools.chain(range(first, _CONTEXTS), range(first)):
+                if one in self._free:
+                    held[one] = self._uses.get(one, 0)
+                    if len(held) == count:
+                        break
+            self._free.difference_update(held)
             more = bool(self._free) or self._held > 0
             self._held += len(held)
-            return {one: self._uses.get(one, 0) for one in held}, more
+        return held, more
 
     def settle(self, held: dict[int, int], chosen: int | None, serial: int) -> None:
         """Give back all contexts but the chosen one."""
         with self._guard:
             self._held -= len(held)
-            self._free.update(dict.fromkeys(one for one in held if one != chosen))
+            self._free.update(held)
             if chosen is not None:
+                self._free.remove(chosen)
                 self._uses[chosen] = serial
 
     def give_back(self, context: int) -> None:
         """A communicator was freed."""
         if context > SELF_CONTEXT:
             with self._guard:
-                self._free[context] = None
+                self._free.add(context)
 
     def unused(self) -> bool:
         """Whether no communicator is left but those of the world's beginning."""
@@ -78,9 +81,9 @@ def agree(exchange: Callable[[Any], Schedule], contexts: Contexts, key: int, pay
         first = (key + attempt) * _SPREAD % _CONTEXTS
         held, more = contexts.hold(first, _FIRST_OFFER * _GROWTH**attempt)
         told = yield from exchange((payload, held, more))
-        common = [one for one in told[0][1] if all(one in offer for _, offer, _ in told)]
-        chosen = min(common, default=None, key=lambda one: (one - first) % _CONTEXTS)
-        serial = max((offer[chosen] for _, offer, _ in told), default=0) + 1 if common else 0
+        offers = [offer for _, offer, _ in told]  # each from `first` on: the nearest one that all have
+        chosen = next((one for one in offers[0] if all(one in offer for offer in offers)), None)
+        serial = 0 if chosen is None else 1 + max(offer[chosen] for offer in offers)
         contexts.settle(held, chosen, serial)
         if chosen is not None:
             return [one for one, _, _ in told], chosen, serial
