@@ -46,13 +46,15 @@ class SideCreation:
             """The objects of all ranks of both sides."""
             told = yield from object_schedules.all_gather(lane, obj)
             remote = None
-            if lane.rank == local_leader:
-                peers = peer_comm._alive()
+            if lane.rank == local_leader and (peers := peer_comm._alive()).world is state.world:
                 between = peers.lane_of_few(peers.peers, tag)
                 (remote,) = yield from object_schedules.exchange(
                     between, [(remote_leader, told)], [remote_leader]
                 )
-            return told + (yield from object_schedules.broadcast(lane, remote, local_leader))
+            theirs = yield from object_schedules.broadcast(lane, remote, local_leader)
+            if theirs is None:
+                raise Exception(constants.ERR_COMM, "peer_comm has ranks of another job: take part of it")
+            return told + theirs
 
         def schedule() -> Schedule:
             told = yield from exchange((state.ranks, lane.number))
