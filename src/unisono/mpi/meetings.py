@@ -25,9 +25,8 @@ from unisono.mpi.progress import complete
 from unisono.mpi.transport import World
 
 _numbers = itertools.count(1 << 20)  # of processes that are in no world of this one before
-_servers: list[StoreServer] = []
-started: list[Any] = []
-"""The processes that this one has started."""
+served: dict[StoreServer, list[Any]] = {}
+"""The stores of this process, each with the processes that it has started for it."""
 _ports: dict[str, tuple[str, int]] = {}
 
 
@@ -134,7 +133,7 @@ def serve(world: World) -> StoreServer:
 
         host = local_addresses(settings.master_addr, settings)[0]
     server = StoreServer(host, token=settings.token, tls=settings.tls)
-    _servers.append(server)  # subgroups of both sides meet in it
+    served[server] = []  # subgroups of both sides meet in it
     return server
 
 
@@ -171,11 +170,10 @@ def end_all() -> None:
     Raises:
         Exception: one of them has failed.
     """
-    codes = [one.wait() for one in started]
-    for server in _servers:
+    codes = [one.wait() for processes in served.values() for one in processes]
+    for server in served:
         server.close()
-    started.clear()
-    _servers.clear()
+    served.clear()
     for place, code in enumerate(codes):
         if code:
             text = f"process {place} that this rank has started ended with {code}"

@@ -14,7 +14,7 @@ from unisono.errors import RendezvousError, StoreError
 from unisono.mpi import constants
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.meetings import by_root, meet, serve, started, store_at
+from unisono.mpi.meetings import by_root, meet, serve, served, store_at
 
 LOOK_S = 0.05
 _LAUNCHERS = (
@@ -30,17 +30,20 @@ def spawn(state: CommState, orders: Callable[[], list[tuple[Any, Any, int, Any]]
     Raises:
         Exception: a process cannot be started, or has ended before it was a rank.
     """
-    before, met = len(started), threading.Event()
+    met = threading.Event()
+    processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> tuple[tuple[str, int], list[int]]:
         given = orders()
+        _forget_ended()
         server, counts = serve(state.world), [count for _, _, count, _ in given]
+        served[server] = processes
         place = f"{server.host}:{server.port}"
         environ = {name: text for name, text in env.copy().items() if name not in _LAUNCHERS}
         environ |= {"UNISONO_STORE": place, "MASTER_ADDR": server.host, "MASTER_PORT": str(server.port)}
         environ |= {"WORLD_SIZE": str(state.size + sum(counts)), "UNISONO_PARENTS": str(state.size)}
-        _start(given, environ, state.size)
-        threading.Thread(target=_watch, args=(started[before:], server, met), daemon=True).start()
+        _start(given, environ, state.size, processes)
+        threading.Thread(target=_watch, args=(processes, server, met), daemon=True).start()
         return (server.host, server.port), counts
 
     address, counts = by_root(state, root, start, constants.ERR_SPAWN)
@@ -48,12 +51,12 @@ def spawn(state: CommState, orders: Callable[[], list[tuple[Any, Any, int, Any]]
         return meet(state, store_at(address), True, sum(counts)), counts
     except (StoreError, RendezvousError) as error:
         text = "a new process did not become a rank"
-        for place, one in enumerate(started[before:]):
+        for place, one in enumerate(processes):
             code = one.poll()
             if code is not None:
                 text = f"new process {place} (pid {one.pid}) ended with {code} before it was a rank"
                 break
-        _end(before)
+        _end(processes)
         raise Exception(constants.ERR_SPAWN, text) from error
     finally:
         met.set()
@@ -67,8 +70,17 @@ def _watch(processes: list[subprocess.Popen[bytes]], server: StoreServer, met: t
             return
 
 
-def _start(orders: list[tuple[Any, Any, int, Any]], environ: dict[str, str], rank: int) -> None:
-    before = len(started)
+def _forget_ended() -> None:
+    """End the stores of processes that have ended well."""
+    for server, processes in list(served.items()):
+        if processes and all(one.poll() == 0 for one in processes):
+            del served[server]
+            server.close()
+
+
+def _start(
+    orders: list[tuple[Any, Any, int, Any]], environ: dict[str, str], rank: int, processes: list[Any]
+) -> None:
     for command, args, count, info in orders:
         argv = [os.fspath(command), *map(os.fspath, args)]
         hints = dict(info.items()) if info else {}
@@ -81,17 +93,17 @@ def _start(orders: list[tuple[Any, Any, int, Any]], environ: dict[str, str], ran
                     stdin=subprocess.DEVNULL,
                 )
             except OSError:
-                _end(before)
+                _end(processes)
                 raise
-            started.append(one)
+            processes.append(one)
             rank += 1
 
 
-def _end(before: int) -> None:
-    for one in started[before:]:
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for one in processes:
         one.kill()
         one.wait()
-    del started[before:]
+    processes.clear()
 
 
 def orders_of(
