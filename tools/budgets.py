@@ -69,9 +69,9 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_674,
-    ("src/unisono/mpi", "src/unisono/mpi4py"): 10_823,
-    ("src", "csrc"): 125_203,
-    ("tests",): 77_947,
+    ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
+    ("src", "csrc"): 125_867,
+    ("tests",): 78_205,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,4 +1,4 @@
-"""Fuzzes every frame that a peer can send, against real ranks, stores and hand-shakes.
+"""Fuzzes every frame that a peer can send, against real ranks, windows, stores and hand-shakes.
 
     python tests/fuzz/frames.py --frames 100000 [--seed 7] [--target rank]
     FUZZ_FRAMES=100000 tools/sanitize.sh address tests/fuzz/test_fuzz_frames.py     the same under ASan
@@ -25,8 +25,10 @@ from unisono import _native
 from unisono.engine.base.authentication import handshake
 from unisono.engine.group import Group
 from unisono.engine.group.native import NativeGroup
+from unisono.engine.memory.buffers import DTYPES
 from unisono.engine.store import wire
 from unisono.engine.store.operations import Add, Check, CompareSet, Count, Get, Keys, Peek, Set, Wait
+from unisono.engine.windows.window import ExposedPart, Window
 
 KINDS = ("control", "data", "messages")
 LIMITS = [
@@ -38,6 +40,7 @@ MOST_BYTES = 1 << 30  # of this process: the sanitizer keeps what was freed for 
 CASE_FRAMES = 40
 CALL = struct.Struct("<QQQi4BII")
 CONTROL = struct.Struct("<IIiiiiQiIIQQQIIIIQIQQ")
+REQUEST, REPLY = struct.Struct("<4IQQq"), struct.Struct("<Ii")  # of windows
 
 
 class Chance(random.Random):
@@ -186,6 +189,86 @@ def fuzz_rank(seed: int) -> int:
     return CASE_FRAMES
 
 
+# ---- a window of a rank ----------------------------------------------------------------------------
+
+
+class Exposed:
+    """A window of such a rank: the fuzzer asks it, and answers what it asks. Its memory has more around."""
+
+    def __init__(self, rank: Rank, dynamic: bool) -> None:
+        self.memory, cell = np.zeros(3 * 32), _native.shared_bytes(1 << 12)
+        inside, engine = self.memory[32:64], rank.group._planner.engine
+        self.at, place = (one.__array_interface__["data"][0] for one in (inside, cell))
+        _native.make_window_cell(engine, place, 1, self.at, inside.nbytes)
+        parts = [ExposedPart(place, at, inside.nbytes, DTYPES.index("float64")) for at in (self.at, 1 << 20)]
+        (asking, self.answers), (serving, self.asks) = socket.socketpair(), socket.socketpair()
+        for end in (asking, serving, self.answers, self.asks):
+            end.setblocking(False)
+        links = [-1, asking.detach()], [-1, serving.detach()]
+        native = _native.Window(engine, [0, 1], parts, [True, False], *links, dynamic, True)
+        self.window = Window(rank.group._planner, native, range(2), parts, inside, cell)
+
+    def request(self, chance: Chance) -> bytes:
+        at = self.at + chance.choice([0, 8, 3, 250, -8, 256, 1 << 20])
+        usual, nbytes = chance.random() < 0.9, 8 * chance.randrange(6)
+        call, dtype, op, detail = chance.randrange(9), 9, chance.randrange(3), chance.randrange(2)
+        wait_ns = chance.choice([0, 10**6, 10**6, chance.signed(64)])
+        if not usual:
+            at, nbytes = chance.choice([(at, chance.number(64)), (chance.number(64), nbytes)])
+            call, dtype, op, detail = (chance.small(32) for _ in range(4))
+        return REQUEST.pack(call, dtype, op, detail, at, nbytes, wait_ns) + bytes(2 * min(nbytes, 4096))
+
+    def answer(self, chance: Chance, stop: threading.Event) -> None:
+        """Take what the rank answers; answer what it asks."""
+        while not stop.is_set():
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                self.asks.recv(1 << 16)
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                if self.answers.recv(1 << 16):
+                    reply = REPLY.pack(chance.small(32) if chance.random() < 0.2 else 0, chance.signed(2))
+                    reply += bytes(8 * chance.randrange(3))
+                    tell(self.answers, reply if chance.random() < 0.9 else changed(chance, reply))
+            time.sleep(0.0005)
+
+    def use(self, chance: Chance) -> None:
+        window, x, limit, rank = self.window, np.ones(3), {"timeout": 0.05}, chance.randrange(2)
+        todo = [
+            lambda: window.put(x, rank, **limit), lambda: window.get(x, rank, **limit),
+            lambda: window.accumulate(x, rank, **limit), lambda: window.fetch_and_op(1.0, rank, **limit),
+            lambda: window.compare_and_swap(0.0, 1.0, rank, **limit), lambda: window.flush(**limit),
+            lambda: window.fence(**limit), lambda: window.start([1], **limit), lambda: window.test([1]),
+            lambda: window.wait([1], **limit), lambda: window.lock(rank, **limit).__enter__(),
+        ]  # fmt: skip
+        for call in chance.sample(todo, 3):
+            with contextlib.suppress(ValueError, IndexError):  # IndexError: outside of the window
+                call()
+
+
+def fuzz_window(seed: int) -> int:
+    chance, rank, stop, sent = Chance(seed), Rank(), threading.Event(), 0
+    exposed = Exposed(rank, chance.random() < 0.5)
+    turns = ((exposed.answer, Chance(seed + 1), stop), (echo, rank, Chance(seed + 2), False, stop))
+    threads = [threading.Thread(target=call, args=args) for call, *args in turns]
+    for one in threads:
+        one.start()
+    try:
+        with contextlib.suppress(un.UnisonoError):  # the group has failed
+            for sent in range(1, CASE_FRAMES + 1):
+                frame = exposed.request(chance)
+                tell(exposed.asks, frame if chance.random() < 0.9 else changed(chance, frame))
+                if sent % 4 == 0:
+                    exposed.use(chance)
+    finally:
+        stop.set()
+        for one in threads:
+            one.join()
+        exposed.answers.close()
+        exposed.asks.close()
+        rank.close()
+    assert not np.delete(exposed.memory, range(32, 64)).any(), "a call has written outside of the window"
+    return sent
+
+
 # ---- stores and hand-shakes ----------------------------------------------------------------------
 
 
@@ -272,6 +355,7 @@ def fuzz_handshake(seed: int) -> int:
 
 TARGETS: dict[str, tuple[Callable[[int], int], int]] = {  # and how often one comes to its turn
     "rank": (fuzz_rank, 8),
+    "window": (fuzz_window, 2),
     "store server": (fuzz_store_server, 1),
     "store client": (fuzz_store_client, 1),
     "handshake": (fuzz_handshake, 1),

@@ -47,3 +47,22 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback() -> None:
     ended = run(2, PROGRAMS / "fails_on_rank_one.py")
     assert ended.returncode != 0
     assert "KeyError: 'the reason'" in ended.stderr
+
+
+def test_threads_and_requests_make_communicators_at_the_same_time() -> None:
+    ended = run(3, PROGRAMS / "threads_making_communicators.py", "15")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("all is well") == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_start_others(ranks: int) -> None:
+    ended = run(ranks, PROGRAMS / "spawns.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("all is well") == ranks
+
+
+def test_a_started_process_that_fails_fails_the_job() -> None:
+    ended = run(2, PROGRAMS / "spawns.py", "fails later")
+    assert ended.returncode != 0
+    assert "process 0 that this rank has started ended with 3" in ended.stderr

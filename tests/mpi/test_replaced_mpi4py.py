@@ -25,6 +25,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
         ("sample_sort", 3, "15000 numbers sorted"),
         ("nbody_ring", 3, "180 bodies; the largest acceleration"),
         ("conjugate_gradient", 2, "100 unknowns in"),
+        ("spawn", 1, "pi is 3.141593, by 3 new ranks"),
     ],
 )
 def test_an_example_runs(launcher: Launcher, name: str, ranks: int, says: str) -> None:
@@ -44,6 +45,7 @@ def test_the_modules_of_mpi4py_are_unisonos(launcher: Launcher) -> None:
     [
         (("-m", "mpi4py.futures"), (), 3),
         (("-m", "mpi4py.futures"), (), 1),
+        ((), (), 1),  # it starts its workers
         ((), ("comm",), 3),
         ((), ("comm",), 1),
     ],

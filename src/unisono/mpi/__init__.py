@@ -8,9 +8,7 @@ It needs no MPI and no mpi4py. A program that no launcher has started is one ran
 
 from __future__ import annotations
 
-import gc as _gc
 import typing as _typing
-from typing import Any
 
 from unisono.engine.environment import env as _env
 from unisono.mpi import constants as _constants
@@ -41,6 +39,8 @@ from unisono.mpi.constants import *  # noqa: F403
 from unisono.mpi.datatype import DATATYPE_NULL, Datatype
 from unisono.mpi.environment import (
     Finalize,
+    Get_abi_fortran_info,
+    Get_abi_info,
     Get_abi_version,
     Get_hw_resource_info,
     Get_library_version,
@@ -78,6 +78,7 @@ from unisono.mpi.general_request import Grequest
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
+from unisono.mpi.meetings import Close_port, Lookup_name, Open_port, Publish_name, Unpublish_name
 from unisono.mpi.message import MESSAGE_NO_PROC, MESSAGE_NULL, Message
 from unisono.mpi.named_types import NAMED as _NAMED
 from unisono.mpi.neighbourhoods import Compute_dims
@@ -116,7 +117,7 @@ def _name_constants() -> None:
 
 if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> _typing.Any:
         from unisono.mpi.libraries import refused
 
         raise refused(__name__, name)
@@ -127,5 +128,6 @@ pickle.read(_env.copy())
 if rc.initialize:
     Init_thread()
 _name_constants()
-_gc.freeze()  # what the imports have made lives to the end; to look through it there would take 40 ms
+for _name in [name for name, value in globals().items() if isinstance(value, type(_typing))]:
+    del globals()[_name]  # `from mpi4py.MPI import *` gives a program no modules of this package
 del annotations

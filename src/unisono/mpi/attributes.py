@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import itertools
+import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -83,9 +85,11 @@ class HasAttributes:
 
     def _delete(self, keyval: int) -> None:
         key = _keys.get(keyval) or _freed[keyval]
-        if callable(key.delete):
-            key.delete(self, keyval, self._state.attributes[keyval])
-        del self._state.attributes[keyval]
+        try:
+            if callable(key.delete):
+                _called(key.delete, self, keyval, self._state.attributes[keyval])
+        finally:
+            del self._state.attributes[keyval]
 
     def _delete_all(self) -> None:
         for keyval in reversed(list(self._state.attributes)):
@@ -98,9 +102,18 @@ class HasAttributes:
             if copy is True:
                 state.attributes[keyval] = value
             elif callable(copy):
-                found = copy(self, keyval, value)
+                found = _called(copy, self, keyval, value)
                 if found is not NotImplemented:
                     state.attributes[keyval] = found
+
+
+def _called(function: Callable[..., Any], *args: Any) -> Any:
+    """What a key's function returns. As in other libraries, the error of the call is ERR_OTHER."""
+    try:
+        return function(*args)
+    except builtins.Exception as error:
+        traceback.print_exc()
+        raise Exception(constants.ERR_OTHER, f"the function of an attribute raised {error!r}") from error
 
 
 _freed: dict[int, _Key] = {}

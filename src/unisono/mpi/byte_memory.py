@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi import constants
-from unisono.mpi.buffers import BUFFER_AUTOMATIC, at_address, bytes_of
+from unisono.mpi.buffers import BUFFER_AUTOMATIC, BottomType, at_address, bytes_of
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.progress import Ended
 from unisono.mpi.request import Request
@@ -151,6 +151,8 @@ def Get_address(location: Any) -> int:
     """The address of a buffer."""
     if isinstance(location, buffer):
         return location.address
+    if isinstance(location, BottomType):
+        return 0
     return int(bytes_of(location)[0].__array_interface__["data"][0])
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
-from unisono.mpi import constants
+from unisono.mpi import constants, object_schedules
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.collectives import Prefixes
@@ -13,7 +14,7 @@ from unisono.mpi.context import agree
 from unisono.mpi.ending import abort
 from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
 from unisono.mpi.fast_collectives import FastCollectives
-from unisono.mpi.group import Group, Members
+from unisono.mpi.group import Group, group_of
 from unisono.mpi.handle import Handle, HasName
 from unisono.mpi.info import HasInfo, Info
 from unisono.mpi.lane import Lane
@@ -61,7 +62,7 @@ class Comm(
     def Get_group(self) -> Group:
         """The ranks as a group."""
         state = self._alive()
-        return Group._of(Members(state.ranks, state.world.rank))
+        return group_of(state.world, state.ranks)
 
     group = property(Get_group)
 
@@ -92,7 +93,10 @@ class Comm(
             return constants.IDENT
         if (mine.remote is None) != (other.remote is None):
             return constants.UNEQUAL
-        sides = [(mine.ranks, other.ranks), (mine.remote or (), other.remote or ())]
+        sides = [
+            (mine.world.ids_of(mine.ranks), other.world.ids_of(other.ranks)),
+            (mine.world.ids_of(mine.remote or ()), other.world.ids_of(other.remote or ())),
+        ]
         if all(one == two for one, two in sides):
             return constants.CONGRUENT
         alike = all(set(one) == set(two) for one, two in sides)
@@ -151,7 +155,13 @@ class Comm(
         return made, schedule()
 
     def _agree(self, lane: Lane, payload: Any = None) -> Schedule:
-        return agree(lane, self._alive().contexts, payload)
+        exchange = functools.partial(self._all_objects, lane)
+        return agree(exchange, self._alive().contexts, lane.number, payload)
+
+    @staticmethod
+    def _all_objects(lane: Lane, obj: Any) -> Schedule:
+        """The objects of all ranks, of this side first."""
+        return object_schedules.all_gather(lane, obj)
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """One communicator for each color; its ranks in the order of `key`. UNDEFINED: none for this rank."""
@@ -192,7 +202,7 @@ class Comm(
     def Create(self, group: Group) -> Any:
         """A communicator of the ranks of a group; all ranks call it."""
         state = self._alive()
-        ranks = group._alive().ranks
+        ranks = state.world.ranks_of(group._alive().ranks)
         if any(rank not in state.ranks for rank in ranks):
             raise Exception(constants.ERR_GROUP, "the group has ranks that are not in the communicator")
         _, context, serial = complete(self._agree(state.lane()))
@@ -207,8 +217,7 @@ class Comm(
     def Free(self) -> None:
         """Release it."""
         state = self._alive()
-        if self._constant() == "COMM_WORLD":
-            raise Exception(constants.ERR_COMM, "COMM_WORLD cannot be freed")
+        self._refuse_constant("freed")
         self._delete_all()
         state.close()
         self._state = None
@@ -216,10 +225,14 @@ class Comm(
     def Disconnect(self) -> None:
         """Release it, when all ranks have come here."""
         self._alive()
-        if self._constant() == "COMM_WORLD":
-            raise Exception(constants.ERR_COMM, "COMM_WORLD cannot be disconnected")
+        self._refuse_constant("disconnected")
         self.Barrier()
         self.Free()
+
+    def _refuse_constant(self, done: str) -> None:
+        name = self._constant()
+        if name is not None:
+            raise Exception(constants.ERR_COMM, f"{name} cannot be {done}")
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End the job."""
@@ -227,13 +240,16 @@ class Comm(
 
     @classmethod
     def Get_parent(cls) -> Any:
-        """COMM_NULL: no communicator has spawned this job."""
-        return classes[INTER]()
+        """The communicator with the ranks that have started this job; COMM_NULL: a launcher has."""
+        state = COMM_WORLD._alive().world.parent if COMM_WORLD._state is not None else None
+        return classes[INTER]() if state is None else classes[INTER]._of(state)
 
     @classmethod
     def Join(cls, fd: int) -> Any:
-        """Not there."""
-        raise NotImplementedError("Join: jobs meet in a store; see unisono.join")
+        """A communicator with the process at the other end of a socket."""
+        from unisono.mpi.meetings import join
+
+        return join(COMM_SELF._alive(), whole(fd, "fd"))
 
 
 class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
@@ -246,9 +262,9 @@ class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
     def Create_group(self, group: Group, tag: int = 0) -> Any:
         """A communicator of the ranks of a group; only they call it. Others get COMM_NULL at once."""
         state = self._alive()
-        ranks = group._alive().ranks
-        if state.world.rank not in ranks:
+        if state.world.ids[state.world.rank] not in group._alive().ranks:
             return COMM_NULL
+        ranks = state.world.ranks_of(group._alive().ranks)
         lane = state.lane_of_few(ranks, whole(tag, "tag"))
         _, context, serial = complete(self._agree(lane))
         return self._new(CommState(state.world, state.contexts, ranks, context, serial))

@@ -22,7 +22,8 @@ def handle_of(state: CommState) -> Any:
     return classes[family]._of(state)
 
 
-_COLLECTIVE_TAGS = MOST_TAG >> 1
+_COLLECTIVE_TAGS, _FEW_TAGS = MOST_TAG >> 2, MOST_TAG >> 1
+"""Below: of collectives; between: of agreements, see recovery.py; above: of some ranks."""
 _CALLS_BEFORE_GROUP = 4
 """Making a group of the engine takes milliseconds: the first collectives of a communicator do without."""
 
@@ -31,7 +32,7 @@ class CommState(State):
     """The state of a communicator.
 
     ranks: of the world, of this side.  remote: those of the other side of an intercommunicator, or None.
-    serial: a number that no other communicator of these ranks has had.
+    serial: which use of its context by these ranks this is.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class CommState(State):
         self.info: dict[str, str] = {}
         self.locks: dict[str, Any] = {}
         self.topology: Any = None
-        self.calls = self._sequence = 0
-        self._group = world.group if context == WORLD_CONTEXT and self.size > 1 else None
+        self.calls = self._sequence = self._agreements = 0
+        self._group = world.group if context == WORLD_CONTEXT and 1 < self.size == world.size else None
 
     def lane(self) -> Lane:
         """The messages of the next collective."""
@@ -61,7 +62,14 @@ class CommState(State):
 
     def lane_of(self, number: int) -> Lane:
         """The messages of the collective with a number."""
-        tag = number & _COLLECTIVE_TAGS
+        return self._lane(number & _COLLECTIVE_TAGS)
+
+    def lane_of_agreement(self) -> Lane:
+        """The messages of the next agreement: they are in no order with collectives."""
+        self._agreements += 1
+        return self._lane(self._agreements & _COLLECTIVE_TAGS | _COLLECTIVE_TAGS + 1)
+
+    def _lane(self, tag: int) -> Lane:
         made = Lane(self.hidden, self.peers, self.rank, len(self.peers), self.places, tag)
         if self.remote is not None:
             places = {rank: place for place, rank in enumerate(self.ranks)}
@@ -72,9 +80,7 @@ class CommState(State):
         """The messages of some ranks of the world, whose program has agreed on a tag."""
         places = {rank: place for place, rank in enumerate(ranks)}
         mine = places.get(self.world.rank, 0)
-        return Lane(
-            self.hidden, ranks, mine, len(ranks), places, tag & _COLLECTIVE_TAGS | _COLLECTIVE_TAGS + 1
-        )
+        return Lane(self.hidden, ranks, mine, len(ranks), places, tag & _FEW_TAGS | _FEW_TAGS + 1)
 
     def fast_group(self) -> Any:
         """The group of the engine for a blocking call whose arguments need no reading, or None.
@@ -96,7 +102,8 @@ class CommState(State):
             self.calls += 1
             if self.calls > _CALLS_BEFORE_GROUP:
                 parent = self.world.group
-                self._group = parent._connect(self.ranks, f"{parent.name}/comm{self.serial}", self.ranks)
+                name = f"{parent.name}/comm{self.context}.{self.serial}"
+                self._group = parent._connect(self.ranks, name, self.ranks)
         return self._group
 
     def close(self) -> None:
@@ -105,3 +112,7 @@ class CommState(State):
             self._group.close()
         self._group = None
         self.contexts.give_back(self.context)
+        if self.world.parent is self:
+            self.world.parent = None
+        if self.world.ends_with is not None and self.contexts.unused():
+            self.world.close()

@@ -72,7 +72,7 @@ def tensor_of(x: Any) -> tuple[int, int, str, bool, Any]:
     """(address, bytes, character of NumPy, read-only, what to keep) of the tensor of an object.
 
     Raises:
-        BufferError: it is not in the host's memory, not contiguous, or of a type that has no name here.
+        BufferError: it is not in the host's memory, not contiguous, or of a type that has no whole bytes.
     """
     capsule = _capsule_of(x)
     tensor, readonly = _tensor_in(capsule)
@@ -80,7 +80,7 @@ def tensor_of(x: Any) -> tuple[int, int, str, bool, Any]:
     bits = tensor.bits * tensor.lanes
     kind = _KINDS.get((5 if pair else tensor.code, bits))
     if tensor.lanes > 1 or kind is None:
-        kind = kind if pair and kind else f"V{bits // 8}"  # no type has this name: the caller gives one
+        kind = kind if pair and kind else "V1"  # it moves as bytes
     if bits % 8:
         raise BufferError(f"dlpack: type code {tensor.code} of {tensor.bits} bits, {tensor.lanes} lanes")
     if tensor.ndim < 0 or (tensor.ndim and not tensor.shape):

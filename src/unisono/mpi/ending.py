@@ -7,13 +7,13 @@ import sys
 from typing import Any, NoReturn
 
 worlds: list[Any] = []
-"""The group of all ranks, while there is one."""
+"""Those that this process is in, its own first."""
 
 
 def abort(errorcode: int) -> NoReturn:
     """End the job with an exit status."""
     sys.stdout.flush()
     sys.stderr.flush()
-    for group in worlds:
-        group.abort()
+    for world in worlds:
+        world.group.abort()
     os._exit(errorcode & 0xFF or 1)

@@ -7,16 +7,19 @@ import platform
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 import unisono
 from unisono.engine.base.timeouts import LONGEST_S
+from unisono.engine.environment import env
 from unisono.mpi import constants
 from unisono.mpi.comm import COMM_SELF, COMM_WORLD
 from unisono.mpi.comm_state import CommState
-from unisono.mpi.context import SELF_CONTEXT, WORLD_CONTEXT, Contexts
-from unisono.mpi.ending import worlds
+from unisono.mpi.context import PARENT_CONTEXT, SELF_CONTEXT, WORLD_CONTEXT, Contexts
+from unisono.mpi.ending import abort, worlds
 from unisono.mpi.errors import Exception
+from unisono.mpi.meetings import end_all
 from unisono.mpi.progress import finish_all
 from unisono.mpi.transport import World
 
@@ -31,7 +34,6 @@ class _Life:
 
 
 def _form() -> Any:
-    from unisono.engine.environment import env
     from unisono.engine.group import init_process_group
     from unisono.engine.store import HashStore
 
@@ -56,12 +58,15 @@ def Init_thread(required: int = constants.THREAD_MULTIPLE) -> int:
         raise Exception(constants.ERR_OTHER, "MPI is initialized already")
     if not constants.THREAD_SINGLE <= required <= constants.THREAD_MULTIPLE:
         raise Exception(constants.ERR_ARG, f"there is no level of threads {required}")
-    world, contexts = World(_form()), Contexts()
-    COMM_WORLD._refer(CommState(world, contexts, range(world.size), WORLD_CONTEXT, 0))
+    world, parents = World(_form()), env.read(strict=False).parents
+    contexts = Contexts(PARENT_CONTEXT if parents else SELF_CONTEXT)
+    COMM_WORLD._refer(CommState(world, contexts, range(parents, world.size), WORLD_CONTEXT, 0))
     COMM_SELF._refer(CommState(world, contexts, [world.rank], SELF_CONTEXT, 0))
     COMM_WORLD._state.name, COMM_SELF._state.name = "MPI_COMM_WORLD", "MPI_COMM_SELF"
+    if parents:  # ranks of this group have started this process
+        world.first, ranks = parents, range(parents, world.size)
+        world.parent = CommState(world, contexts, ranks, PARENT_CONTEXT, 1, range(parents))
     _Life.world, _Life.initialized, _Life.level = world, True, required
-    worlds.append(world.group)
     _Life.thread = threading.get_ident()
     atexit.register(_at_exit)  # after the group's own, so that it runs before
     return constants.THREAD_MULTIPLE
@@ -76,11 +81,15 @@ def Finalize() -> None:
     if COMM_SELF._state is not None:
         COMM_SELF._delete_all()
     finish_all()
-    world.group.barrier()
+    for one in worlds[::-1]:
+        if one.parent is not None:
+            one.group.barrier()
+    COMM_WORLD.Barrier()
     _Life.finalized = True
     COMM_WORLD._state = COMM_SELF._state = None
-    worlds.clear()
-    world.group.close()
+    for one in worlds[::-1]:
+        one.close()
+    end_all()
 
 
 def _at_exit() -> None:
@@ -88,7 +97,11 @@ def _at_exit() -> None:
 
     failed = getattr(sys, "last_type", None) is not None
     if _Life.initialized and not _Life.finalized and rc.finalize is not False and not failed:
-        Finalize()
+        try:
+            Finalize()
+        except Exception:  # a process that this one has started has failed
+            traceback.print_exc()
+            abort(1)
 
 
 def Is_initialized() -> bool:
@@ -150,6 +163,20 @@ def Get_hw_resource_info() -> Any:
     from unisono.mpi.info import Info
 
     return Info.Create()
+
+
+def Get_abi_info() -> Any:
+    """The sizes of types in bytes, as hints."""
+    from unisono.mpi.info import Info
+
+    return Info.Create({f"mpi_{name}_size": "8" for name in ("aint", "count", "offset")})
+
+
+def Get_abi_fortran_info() -> Any:
+    """INFO_NULL: there is no Fortran."""
+    from unisono.mpi.info import INFO_NULL
+
+    return INFO_NULL
 
 
 def Pcontrol(level: int) -> None:

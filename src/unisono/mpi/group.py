@@ -1,4 +1,4 @@
-"""`Group`: an ordered set of ranks of the world."""
+"""`Group`: an ordered set of processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.mpi import constants
+from unisono.mpi.ending import worlds
 from unisono.mpi.errors import Exception, whole
 from unisono.mpi.handle import Handle, State
 
 
 class Members(State):
-    """The state of a group: ranks of the world, and which of them this process is."""
+    """The state of a group: its processes, see `World.ids`, and which of them this one is."""
 
     def __init__(self, ranks: Sequence[int], own: int) -> None:
         self.ranks, self.own = tuple(ranks), own
@@ -100,10 +101,10 @@ class Group(Handle):
         return constants.SIMILAR if set(mine) == set(other) else constants.UNEQUAL
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
-        """The ranks in another group (None: the world) of these ranks (None: all)."""
+        """The ranks in another group (None: that of COMM_WORLD) of these ranks (None: all)."""
         members = self._alive().ranks
         numbers = list(range(len(members))) if ranks is None else [whole(rank, "rank") for rank in ranks]
-        other = None if group is None else group._alive().ranks
+        other = worlds[0].ids[worlds[0].first :] if group is None else group._alive().ranks
         return [_translated(members, other, rank) for rank in numbers]
 
     def Dup(self) -> Group:
@@ -121,14 +122,11 @@ class Group(Handle):
         self._state = None
 
 
-def _translated(members: tuple[int, ...], other: tuple[int, ...] | None, rank: int) -> int:
-    """other: None: the world."""
+def _translated(members: tuple[int, ...], other: tuple[int, ...], rank: int) -> int:
     if rank == constants.PROC_NULL:
         return rank
     if not 0 <= rank < len(members):
         raise Exception(constants.ERR_RANK, f"rank {rank} of a group of {len(members)}")
-    if other is None:
-        return members[rank]
     return other.index(members[rank]) if members[rank] in other else constants.UNDEFINED
 
 
@@ -146,4 +144,12 @@ def _cast(cls: Any, group: Group) -> Any:
 
 
 GROUP_NULL = Group()
+
+
+def group_of(world: Any, ranks: Sequence[int]) -> Group:
+    """The group of some ranks of a world."""
+    made: Group = Group._of(Members(world.ids_of(ranks), world.ids[world.rank]))
+    return made
+
+
 GROUP_EMPTY: Group = Group._of(Members((), -1))

@@ -11,7 +11,7 @@ from unisono.mpi.collectives import SHARED, SUM, copy_of
 from unisono.mpi.comm import COMM_NULL, COMM_WORLD, Comm, Intracomm, hash_of
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.group import Group, Members
+from unisono.mpi.group import Group, group_of
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
 from unisono.mpi.op import Op, check_alike, check_type
@@ -36,15 +36,19 @@ class Intercomm(Comm):
     def Get_remote_group(self) -> Group:
         """The ranks of the other side."""
         state = self._alive()
-        return Group._of(Members(state.peers, state.world.rank))
+        return group_of(state.world, state.peers)
 
     remote_size, remote_group = property(Get_remote_size), property(Get_remote_group)
 
     def _agree(self, lane: Lane, payload: Any = None) -> Schedule:
-        contexts = self._alive().contexts
-        mine, theirs = yield from both_sides(lane, (payload, *contexts.offer()))
-        context, serial = contexts.take([one[1:] for one in (*mine, *theirs)])
-        return ([one[0] for one in mine], [one[0] for one in theirs]), context, serial
+        told, context, serial = yield from super()._agree(lane, payload)
+        own = lane.local.size
+        return (told[:own], told[own:]), context, serial
+
+    @staticmethod
+    def _all_objects(lane: Lane, obj: Any) -> Schedule:
+        mine, theirs = yield from both_sides(lane, obj)
+        return mine + theirs
 
     def _split(self, color: Any, key: int) -> Any:
         state = self._alive()
@@ -58,7 +62,7 @@ class Intercomm(Comm):
     def Create(self, group: Group) -> Any:
         """A communicator of a group of each side."""
         state = self._alive()
-        ranks = group._alive().ranks
+        ranks = state.world.ranks_of(group._alive().ranks)
         sides, context, serial = complete(self._agree(state.lane(), ranks))
         mine = state.world.rank in ranks
         return self._side(state, ranks, sides[1][0], context, serial, mine)
@@ -91,7 +95,7 @@ class Intercomm(Comm):
         """Two groups, of which only these ranks call it."""
         state = COMM_WORLD._alive()
         local = COMM_WORLD.Create_group(local_group, hash_of(stringtag))
-        peer = remote_group._alive().ranks[remote_leader]
+        (peer,) = state.world.ranks_of(remote_group._alive().ranks[remote_leader : remote_leader + 1])
         made = local.Create_intercomm(local_leader, COMM_WORLD, state.ranks.index(peer), hash_of(stringtag))
         local.Free()
         if errhandler is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono._native import MOST_CONTEXTS
 from unisono.mpi import constants
 from unisono.mpi.errors import Exception
 from unisono.mpi.message_spec import Block
@@ -17,14 +18,15 @@ class Lane:
     """Messages to the ranks of a communicator, or of the other side of an intercommunicator.
 
     rank: of this process, on its side.  size: of the side to which messages go.  peers: its ranks of the
-    world.  local: the lane of this side.
+    world.  local: the lane of this side.  number: of this call, the same on all its ranks.
     """
 
-    __slots__ = ("_messages", "_places", "_tag", "local", "peers", "rank", "size")
+    __slots__ = ("_messages", "_places", "_tag", "local", "number", "peers", "rank", "size")
 
     def __init__(self, messages: Messages, peers: Any, rank: int, size: int, places: Any, tag: int) -> None:
         self._messages, self.peers, self.rank, self.size = messages, peers, rank, size
         self._places, self._tag = places, tag
+        self.number = messages.context + tag * (MOST_CONTEXTS + 1)
         self.local = self
 
     def send(self, rank: int, data: Any) -> Operation:

@@ -80,6 +80,7 @@ def _fill_codes() -> None:
         codes[code] = NAMED[name]
         if name not in ("CHAR", "AINT"):
             codes.setdefault(np.dtype(code).str[1:], NAMED[name])
+    codes["V1"] = NAMED["BYTE"]
     for other, code in _OTHER_CODES.items():
         codes[other] = codes[code]
 

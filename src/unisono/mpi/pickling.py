@@ -20,8 +20,22 @@ class Pickle:
         threshold: int | None = None,
     ) -> None:
         self._dumps, self._loads = dumps or _pickle.dumps, loads or _pickle.loads
-        self.PROTOCOL = _pickle.HIGHEST_PROTOCOL if protocol is None and dumps is None else protocol
-        self.THRESHOLD = 1024**2 // 4 if threshold is None else threshold
+        self._default = _pickle.HIGHEST_PROTOCOL if dumps is None else None
+        self._set_protocol(protocol)
+        self._set_threshold(threshold)
+
+    def _set_protocol(self, protocol: int | None) -> None:
+        self._protocol = self._default if protocol is None else protocol
+
+    def _set_threshold(self, threshold: int | None) -> None:
+        self._threshold = 1024**2 // 4 if threshold is None else threshold
+
+    PROTOCOL = property(lambda self: self._protocol, _set_protocol, doc="Of pickles. None: the default.")
+    THRESHOLD = property(
+        lambda self: self._threshold,
+        _set_threshold,
+        doc="The bytes from which on a buffer is sent beside its pickle. None: the default.",
+    )
 
     def read(self, environ: Mapping[str, str]) -> None:
         """Take MPI4PY_PICKLE_PROTOCOL and MPI4PY_PICKLE_THRESHOLD, as mpi4py does when MPI is imported."""
@@ -32,7 +46,7 @@ class Pickle:
 
     def dumps(self, obj: Any) -> Any:
         """The bytes of an object."""
-        return self._dumps(obj) if self.PROTOCOL is None else self._dumps(obj, self.PROTOCOL)
+        return self._dumps(obj) if self._protocol is None else self._dumps(obj, self._protocol)
 
     def loads(self, data: Any) -> Any:
         """The object of bytes; of none: None."""
@@ -44,12 +58,12 @@ class Pickle:
 
         def keep(found: Any) -> bool:
             raw = found.raw()
-            if raw.nbytes < self.THRESHOLD:
+            if raw.nbytes < self._threshold:
                 return True
             buffers.append(buffer(raw))
             return False
 
-        protocol = max(self.PROTOCOL or 0, 5)
+        protocol = max(self._protocol or 0, 5)
         return self._dumps(obj, protocol, buffer_callback=keep), buffers
 
     def loads_oob(self, data: Any, buffers: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from unisono.mpi.buffers import bytes_of
 from unisono.mpi.group import GROUP_EMPTY, Group
 from unisono.mpi.op import OPS
+from unisono.mpi.progress import Schedule, ScheduleRun, complete
 from unisono.mpi.request import Request
 
 
@@ -16,8 +17,7 @@ class Recovery:
     """The methods of `Comm` about failures."""
 
     _alive: Any
-    Allreduce: Any
-    Iallreduce: Any
+    _allreduce: Any
     Dup: Any
     Idup: Any
 
@@ -34,17 +34,22 @@ class Recovery:
     def Agree(self, flag: int) -> int:
         """The bits that all ranks have set."""
         bits = np.array([flag], np.int32)
-        found = np.empty_like(bits)
-        self.Allreduce(bits, found, OPS["BAND"])
-        return int(found[0])
+        complete(self._agreement(bits))
+        return int(bits[0])
 
     def Iagree(self, flag: Any) -> Request:
         """See `Agree`; the result is left in the buffer."""
         raw = bytes_of(flag, writable=True)[0]
         if raw.size != np.dtype(np.int32).itemsize:
             raise ValueError(f"flag: {raw.size} bytes, expected those of one int")
-        bits = raw.view(np.int32)
-        return self.Iallreduce(bits.copy(), bits, OPS["BAND"])
+        made: Request = Request._for(ScheduleRun(self._agreement(raw.view(np.int32))))
+        return made
+
+    def _agreement(self, bits: Any) -> Schedule:
+        found: Schedule = self._allreduce(
+            self._alive().lane_of_agreement(), bits.copy(), bits, OPS["BAND"]
+        ).schedule
+        return found
 
     def Shrink(self) -> Any:
         """A communicator of the ranks that have not failed: all."""

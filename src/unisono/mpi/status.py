@@ -122,8 +122,8 @@ class Status:
         return type(self), (), self.__getstate__()
 
     def tomemory(self) -> memoryview:
-        """Its five numbers, as memory of ints."""
-        return _numbers(self)
+        """A copy of its five numbers, as read-only memory of ints."""
+        return _numbers(self).toreadonly()
 
     def py2f(self) -> list[int]:
         """Its five numbers."""
@@ -138,7 +138,7 @@ class Status:
         return status
 
 
-def _numbers(status: Status) -> Any:
+def _numbers(status: Status) -> memoryview:
     import array
 
     low = status._nbytes & 0xFFFFFFFF

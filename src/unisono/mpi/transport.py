@@ -6,6 +6,7 @@ for its collectives. `Messages` is the world as one context sees it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from unisono._native import ANY_FORM, MOST_CONTEXT_TAG, GroupBase, NativeMessageWork, tag_in_context
 from unisono.engine.memory.buffers import DTYPES
 from unisono.mpi import constants
+from unisono.mpi.ending import worlds
 from unisono.mpi.errors import Exception
 from unisono.mpi.message_spec import Block
 from unisono.mpi.progress import Operation, move_all, moving
@@ -24,15 +26,46 @@ _FOREVER = float("inf")
 
 
 class World:
-    """The group of all ranks, and its engine."""
+    """The group of all ranks, and its engine.
 
-    def __init__(self, group: Any) -> None:
-        self.group = group
+    ids: of its processes, by rank; the same process has the same one in other worlds of this process.
+    first: the rank here of rank 0 of COMM_WORLD.
+    parent: the intercommunicator with which it began, as long as that is there.
+    ends_with: called at its end; None: it ends with the program.
+    """
+
+    def __init__(self, group: Any, ids: Sequence[int] = (), ends_with: Any = None) -> None:
+        self.group, self.ends_with = group, ends_with
+        self.ids = tuple(ids or range(group.size))
+        self.first = 0
+        self.parent: Any = None
+        worlds.append(self)
         self.planner = group._planner
         self.engine = self.planner.engine
         self.engine.raw_messages = True
         self.rank: int = group.rank
         self.size: int = group.size
+
+    def ids_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The processes of ranks."""
+        return tuple(self.ids[rank] for rank in ranks)
+
+    def ranks_of(self, ids: Sequence[int]) -> list[int]:
+        """The ranks of processes.
+
+        Raises:
+            Exception: one of them is not here.
+        """
+        if any(one not in self.ids for one in ids):
+            raise Exception(constants.ERR_GROUP, "the group has processes of another job")
+        return [self.ids.index(one) for one in ids]
+
+    def close(self) -> None:
+        """Its end."""
+        worlds.remove(self)
+        self.group.close()
+        if self.ends_with is not None:
+            self.ends_with()
 
     def failure(self, call: str) -> BaseException:
         """The error of what aborted the group."""
@@ -43,10 +76,10 @@ class World:
 class Messages:
     """The messages of one context. `quick` has the native calls, which return None where they cannot."""
 
-    __slots__ = ("_context", "quick", "world")
+    __slots__ = ("context", "quick", "world")
 
     def __init__(self, world: World, context: int) -> None:
-        self.world, self._context = world, context
+        self.world, self.context = world, context
         group = world.group
         self.quick = (
             GroupBase(world.planner, world.engine, group.timeout_s, context, group) if context else group
@@ -82,7 +115,7 @@ class Messages:
         source = -1 if peer is None else peer
         form = ANY_FORM if more.get("sized") else _U8
         work = NativeMessageWork(
-            world.planner, world.engine, name, source, tag_in_context(self._context, tag), form, address,
+            world.planner, world.engine, name, source, tag_in_context(self.context, tag), form, address,
             data.nbytes, world.group.timeout_s, keep=data, **more,
         )  # fmt: skip
         try:
@@ -101,7 +134,7 @@ class Messages:
             found = self.look(peer, tag)
         if found is None:
             source = -1 if peer is None else peer
-            _, found = self.world.engine.probe(source, tag_in_context(self._context, tag), _FOREVER)
+            _, found = self.world.engine.probe(source, tag_in_context(self.context, tag), _FOREVER)
         if found is None:
             raise self.world.failure("Probe")
         return found
@@ -112,7 +145,7 @@ class Messages:
         if found is not None:
             return found
         source = -1 if peer is None else peer
-        fault, found = self.world.engine.look(source, tag_in_context(self._context, tag))
+        fault, found = self.world.engine.look(source, tag_in_context(self.context, tag))
         if fault:
             raise self.world.failure("Iprobe")
         return found

@@ -15,7 +15,7 @@ from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.comm import COMM_SELF, Intracomm
 from unisono.mpi.errors import Exception, HasErrhandler, whole
-from unisono.mpi.group import Group, Members
+from unisono.mpi.group import Group, group_of
 from unisono.mpi.handle import Handle, HasName
 from unisono.mpi.info import INFO_NULL, HasInfo, Info
 from unisono.mpi.message_spec import Block, simple
@@ -127,7 +127,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
     def Get_group(self) -> Group:
         """The ranks as a group."""
         state = self._alive()
-        return Group._of(Members(state.ranks, state.world.rank))  # type: ignore[no-any-return]
+        return group_of(state.world, state.ranks)
 
     group = property(Get_group)
     group_size = property(lambda self: len(self._alive().ranks), doc="The number of ranks.")

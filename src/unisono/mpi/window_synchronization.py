@@ -43,7 +43,7 @@ class Synchronization:
         state = self._alive()
         if getattr(state, field) is not None:
             raise Exception(constants.ERR_RMA_SYNC, wrong)
-        ranks = list(group._alive().ranks)  # of the world
+        ranks = state.world.ranks_of(group._alive().ranks)  # of the world
         if any(rank not in state.ranks for rank in ranks):
             raise Exception(constants.ERR_GROUP, "the group has ranks that are not in the window")
         state.call(call, ranks)

@@ -9,6 +9,7 @@
     pool       multiprocessing.Pool over them
     pkl5       communicators that send buffers of pickles out of band
     dtlib      datatypes of NumPy and of MPI
+    typing     the types of arguments
     sync       mutexes, counters and conditions of ranks
 
 Nothing here imports MPI before the program does, but for the modules that use it.

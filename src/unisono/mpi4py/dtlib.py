@@ -79,7 +79,7 @@ def _derived(datatype: Any, basetype: Any, info: dict[str, Any]) -> Any:
         "names": [f"f{i}" for i in range(len(lengths))],
         "formats": [(one, (length,)) for length in lengths],
         "offsets": offsets,
-        "aligned": all(_is_aligned(basetype, offset) for offset in offsets),
+        "aligned": all(offset % one.alignment == 0 for offset in offsets),
     }
     if kind in (MPI.COMBINER_VECTOR, MPI.COMBINER_HVECTOR):
         fields["itemsize"] = datatype.extent
@@ -103,7 +103,7 @@ def _struct(info: dict[str, Any], itemsize: int, aligned: bool) -> Any:
             "formats": [d if n == 1 else (d, n) for d, n in zip(one, lengths, strict=True)],
             "offsets": offsets,
             "itemsize": itemsize,
-            "aligned": aligned and all(map(_is_aligned, types, offsets)),
+            "aligned": aligned and all(at % d.alignment == 0 for d, at in zip(one, offsets, strict=True)),
         }
     )
 
@@ -122,7 +122,7 @@ def _places(kind: int, basetype: Any, info: dict[str, Any]) -> tuple[list[int], 
     return info.get("blocklengths") or [info["blocklength"]] * len(offsets), offsets
 
 
-def _is_aligned(datatype: Any, offset: int = 0) -> bool:
+def _is_aligned(datatype: Any, offset: int) -> bool:
     """Whether all elements of an item at a byte offset lie at multiples of their alignment."""
     try:
         return bool(offset % to_numpy_dtype(datatype).alignment == 0)

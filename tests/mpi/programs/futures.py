@@ -1,4 +1,4 @@
-"""Executors of mpi4py.futures: with `comm` as an argument MPICommExecutor, else under -m mpi4py.futures."""
+"""Executors of mpi4py.futures: MPICommExecutor with `comm` as an argument, else MPIPoolExecutor."""
 
 import sys
 import time

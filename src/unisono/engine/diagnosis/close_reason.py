@@ -75,7 +75,8 @@ def _text(error: BaseException) -> str:
     """The text of the exception, if no code except the interpreter's has to run for it."""
     if not all(_is_plain(arg) for arg in error.args):
         return ""
-    if isinstance(type(error).__str__, WrapperDescriptorType):
+    ours = type(error).__module__.startswith("unisono.")  # MPI.Exception: of a number, with a text
+    if ours or isinstance(type(error).__str__, WrapperDescriptorType):
         return str(error)
     return BaseException.__str__(error)  # not its own __str__, which may take any time
 

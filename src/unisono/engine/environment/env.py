@@ -371,6 +371,12 @@ VARIABLES = _table(
         "host:port of the launcher's store",
         "unisono run",
     ),
+    EnvironmentVariable(
+        "UNISONO_PARENTS",
+        "parents",
+        _count,
+        "how many ranks of the group are those that have started this process (`MPI.Comm.Spawn`)",
+    ),
     *_placement("", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     EnvironmentVariable("GROUP_RANK", "group_rank", _rank, "rank of this host"),
     EnvironmentVariable("MASTER_ADDR", "master_addr", _text, "name or address of the host of rank 0"),

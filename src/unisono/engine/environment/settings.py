@@ -66,6 +66,7 @@ class _SettingFields(NamedTuple):
     restart_count: int = 0
     agent_store: bool = False
     kubernetes: bool = False
+    parents: int = 0
     launcher: str = ""
     origins: Mapping[str, str] = MappingProxyType({})
 

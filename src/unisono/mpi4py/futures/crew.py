@@ -6,6 +6,8 @@ Several executors may share a crew.
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
@@ -129,3 +131,22 @@ class Crew(Threads):
             except Exception as error:  # noqa: BLE001 (all futures say so)
                 self._broken = str(error) or type(error).__name__
         raise BrokenExecutor(self._broken)
+
+
+class SpawnedCrew(Crew):
+    """New ranks, which this process starts."""
+
+    def __init__(self, size: int) -> None:
+        command = ["-m", "unisono.mpi4py.futures.spawned"]
+        self._parted: Any = MPI.COMM_SELF.Spawn(sys.executable, command, size)
+        super().__init__(self._parted.Merge(high=False), 0)
+        atexit.register(self.close)  # before MPI's end
+
+    def close(self) -> None:
+        """See `Crew.close`; they end."""
+        super().close()
+        atexit.unregister(self.close)
+        parted, self._parted = self._parted, None
+        if parted is not None and not self._broken:
+            self._comm.Disconnect()
+            parted.Disconnect()

@@ -14,7 +14,7 @@ from concurrent.futures import BrokenExecutor, Future, as_completed
 from typing import Any
 
 from unisono import MPI
-from unisono.mpi4py.futures.crew import Crew, Session, Threads
+from unisono.mpi4py.futures.crew import Crew, Session, SpawnedCrew, Threads
 from unisono.mpi4py.futures.worker import prepared, serve
 
 shared: Crew | None = None
@@ -181,18 +181,9 @@ class MPIPoolExecutor(_Mapping):
         return self._crew  # type: ignore[return-value]
 
     def _workers(self) -> Threads:
-        """The workers that are there already.
-
-        Raises:
-            NotImplementedError: there are none, and the launcher starts no more ranks.
-        """
+        """The workers that have started with the program; otherwise new ones, by default one."""
         if shared is None:
-            command = (
-                f"unisono run --replace mpi4py -n {int(self._asked or 1) + 1} -m mpi4py.futures script.py"
-            )
-            raise NotImplementedError(
-                f"no new ranks can be started: start the workers with the program: {command}"
-            )
+            return SpawnedCrew(int(self._asked or 1))
         return shared if shared.size else Threads(1)
 
     def _open(self, crew: Threads, script: dict[str, Any] | None) -> None:
