@@ -36,7 +36,7 @@ install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PI
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-optimized test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-gpu-programs test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel sdist docs figures clean
+.PHONY: help demo test test-fast test-optimized test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-gpu-programs test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel test-arm sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -215,6 +215,9 @@ fuzz-models: $(VENV)/.installed  ## random programs of PyTorch under random plan
 
 wheel: $(VENV)/.created  ## build the wheels of a release into dist/, for each installed Python (ARGS=--help)
 	$(BIN)/python tools/wheels.py $(ARGS)
+
+test-arm: $(VENV)/.created  ## the engine's tests on 64-bit ARM under qemu-user, with the wheel of dist/ (hours; ARGS="tests/unit -k kernel")
+	$(BIN)/python tools/test_arm.py $(ARGS)
 
 test-wheel: $(VENV)/.created  ## install the wheels of dist/ without a compiler, and test them (ARGS="--torch torch==2.15.0")
 	$(BIN)/python tools/try_wheels.py $(ARGS)

@@ -47,8 +47,9 @@ ALLOWED = re.compile(
     r"|virtual/programs/nvidia-smi|virtual/site/\w+\.pth)|unisono_virtual_gpus\.pth|unisono-[^/]+\.dist-info/.+"
 )
 
-# Zig writes x86-64-v3 as x86_64_v3, makes -O2 of -O3, and keeps frame pointers.
+# Zig writes x86-64-v3 as x86_64_v3, has no name armv8.2-a, makes -O2 of -O3, and keeps frame pointers.
 WRAPPER = """#!/bin/bash
+set -- "${{@/#-march=armv8.2-a/-mcpu=generic+v8_2a}}"
 exec {python} -m ziglang {tool} {target} "${{@/#-march=x86-64-v/-march=x86_64_v}}"
 """
 

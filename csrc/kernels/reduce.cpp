@@ -4,6 +4,8 @@
 #include <cpuid.h>
 
 #include <initializer_list>
+#elif defined(UNISONO_HAVE_SVE)
+#include <sys/auxv.h>
 #endif
 
 namespace unisono {
@@ -13,6 +15,8 @@ const KernelTable& kernels_base();
 #ifdef UNISONO_HAVE_X86_LEVELS
 const KernelTable& kernels_v3();
 const KernelTable& kernels_v4();
+#elif defined(UNISONO_HAVE_SVE)
+const KernelTable& kernels_sve();
 #endif
 
 namespace {
@@ -48,6 +52,9 @@ SupportedKernels runnable() {
   const int offered = level();
   if (offered >= 3) found.tables[found.count++] = &kernels_v3();
   if (offered >= 4) found.tables[found.count++] = &kernels_v4();
+#elif defined(UNISONO_HAVE_SVE)
+  constexpr unsigned long kSve = 1ul << 22;  // HWCAP_SVE, which the headers of old systems lack
+  if ((getauxval(AT_HWCAP) & kSve) != 0) found.tables[found.count++] = &kernels_sve();
 #endif
   return found;
 }

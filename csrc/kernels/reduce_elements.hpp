@@ -7,8 +7,10 @@
 #include "kernels/copy.hpp"
 #include "kernels/float_bits.hpp"
 
-#ifdef __F16C__
+#if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace unisono {
@@ -127,8 +129,16 @@ void store_tile<BF16>(BF16* out, const float* acc, size_t n) {
         round_bf16(acc[i]) >> 16 | (round_bf16(acc[pairs + i]) & 0xffff0000u));
   if (n % 2 != 0) put(out + n - 1, BF16{store_bf16(acc[n - 1])});
 }
-#ifdef __F16C__
-#ifdef __AVX512F__
+#if defined(__F16C__) || defined(__ARM_NEON)
+#if defined(__ARM_NEON)
+constexpr size_t kHalves = 4;  // converted by one instruction
+inline void widen(float* to, const F16* from) {
+  vst1q_f32(to, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits))));
+}
+inline void narrow(F16* to, const float* from) {
+  vst1_u16(&to->bits, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from))));
+}
+#elif defined(__AVX512F__)
 constexpr size_t kHalves = 16;  // converted by one instruction
 inline void widen(float* to, const F16* from) {
   _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));

@@ -29,9 +29,18 @@ template <class Real>
 inline Complex<Real> operator+(Complex<Real> a, Complex<Real> b) {
   return {a.re + b.re, a.im + b.im};
 }
+// g++ 12 and newer make fused multiply-adds of a complex product, also where contraction is off; not of this.
+template <class Real>
+inline Real rounded(Real value) {
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(value);
+#else
+  return value;
+#endif
+}
 template <class Real>
 inline Complex<Real> operator*(Complex<Real> a, Complex<Real> b) {
-  return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  return {rounded(a.re * b.re) - rounded(a.im * b.im), rounded(a.re * b.im) + rounded(a.im * b.re)};
 }
 
 template <class A>

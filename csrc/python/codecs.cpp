@@ -1,4 +1,4 @@
-// Binds the kernels of codecs and of Adam with compressed state.
+// Binds the kernels of codecs, of reductions, and of Adam with compressed state.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -42,6 +42,18 @@ void decode_values(int codec, size_t block, Address out, Address in, size_t nume
   const GilRelease no_gil;
   (accumulate ? kernels.accumulate : kernels.decode)(reinterpret_cast<float*>(out),
                                                      reinterpret_cast<const void*>(in), numel, block);
+}
+
+bool reduce_values(size_t dtype, size_t op, Address out, const std::vector<Address>& in, size_t numel,
+                   double divisor, const std::string& isa) {
+  if (dtype >= kDTypeCount || op >= kReduceOpCount) throw nb::value_error("no such dtype or operation");
+  const ReduceKernel kernel = table_of(isa).reduce[dtype][op];
+  if (kernel == nullptr || in.empty()) return false;
+  std::vector<const void*> from;
+  for (const Address each : in) from.push_back(reinterpret_cast<const void*>(each));
+  const GilRelease no_gil;
+  kernel(reinterpret_cast<void*>(out), from.data(), from.size(), numel, {divisor});
+  return true;
 }
 
 size_t adam_step(Address parameter, Address gradient, Address mean, Address variance, size_t numel,
@@ -97,6 +109,9 @@ void bind_codecs(nb::module_& m) {
         return names;
       },
       "The instruction sets whose kernels this processor can run, the slowest first.");
+  m.def("reduce", &reduce_values, nb::arg("dtype"), nb::arg("op"), nb::arg("out"), nb::arg("in_"),
+        nb::arg("numel"), nb::arg("divisor") = 1.0, nb::arg("isa") = "",
+        "Reduces arrays of one dtype, given by their addresses; False: the operation has no meaning for it.");
   m.def("codec_encode", &encode_values, nb::arg("codec"), nb::arg("block"), nb::arg("out"), nb::arg("in_"),
         nb::arg("numel"), nb::arg("stochastic"), nb::arg("seed"), nb::arg("first"), nb::arg("isa") = "",
         "Encodes f32; returns the number of values, or the index of the first that the format refuses.");

@@ -56,11 +56,16 @@ _HOMES = {
         "UnisonoError",
     ),
 }
-_ROOMS = {"codecs": "unisono.codecs", "networks": "unisono.networks", "MPI": "unisono.mpi"}
+_ROOMS = {
+    "codecs": "unisono.codecs",
+    "compare": "unisono.compare",
+    "networks": "unisono.networks",
+    "MPI": "unisono.mpi",
+}
 _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 if TYPE_CHECKING:
-    from unisono import codecs, networks
+    from unisono import codecs, compare, networks
     from unisono import mpi as MPI  # noqa: F401, N812
     from unisono.engine.backends import is_available
     from unisono.engine.environment.event_log import log
@@ -147,6 +152,7 @@ __all__ = [
     "Work",
     "__version__",
     "codecs",
+    "compare",
     "elastic",
     "empty",
     "init_process_group",

@@ -52,6 +52,7 @@ PUBLIC = [
     "Work",
     "__version__",
     "codecs",
+    "compare",
     "elastic",
     "empty",
     "init_process_group",

@@ -14,5 +14,11 @@ def torch_backend() -> None:
     """Register the backend "unisono", and apply UNISONO_REPLACE. It does not load the engine."""
     try:
         import unisono.torch  # noqa: F401  (already being imported if it imports torch)
+        from unisono.engine.environment import env
+
+        if env.compared():
+            from unisono.compare.recorder import begin
+
+            begin()
     except Exception as error:  # noqa: BLE001  (see above)
         warnings.warn(f"Unisono did not register with PyTorch: {error}", RuntimeWarning, stacklevel=2)

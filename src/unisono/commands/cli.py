@@ -20,6 +20,7 @@ from typing import NoReturn
 COMMANDS = {
     "run": ("unisono.commands.launch", "start the ranks of a script, a module or a program"),
     "bench": ("unisono.commands.bench", "measure collectives: latency, bandwidth, wrong values"),
+    "compare": ("unisono.commands.compare", "where a script's numbers part on several numbers of ranks"),
     "simulate": ("unisono.commands.simulate", "how long algorithms take on a network, and what limits them"),
     "plan": ("unisono.commands.plan", "the best way to train a transformer on given GPUs, with its reasons"),
     "network": ("unisono.commands.network", "check and draw a network for the simulator"),

@@ -259,6 +259,9 @@ VARIABLES = _table(
         "UNISONO_CALIBRATION", "calibration", _text, "file that `unisono calibrate` wrote; none: the defaults"
     ),
     EnvironmentVariable(
+        "UNISONO_COMPARE", "compare", _text, "STEPS:FOLDER: each rank writes what its steps were made of"
+    ),
+    EnvironmentVariable(
         "UNISONO_RECORD", "record", _text, "FILE: each rank writes its calls to FILE.rank<r> (`run --record`)"
     ),
     EnvironmentVariable("UNISONO_LOG", "log", _log_level, "what is logged: off, info or debug"),
@@ -489,6 +492,13 @@ def replaced_backend(environ: Mapping[str, str] | None = None) -> str:
     variable = next(variable for variable in VARIABLES if variable.setting == "replace")
     name: str = _parsed(variable, environ.get(variable.name, ""))
     return name
+
+
+def compared(environ: Mapping[str, str] | None = None) -> tuple[int, str, int] | None:
+    """Read what `unisono compare` has set: (steps, a folder, this rank); None: this process is not of it."""
+    given = os.environ if environ is None else environ
+    steps, _, folder = given.get("UNISONO_COMPARE", "").partition(":")
+    return (int(steps), folder, int(given.get("RANK", "0"))) if steps.isdecimal() and folder else None
 
 
 def flight_recorder(environ: Mapping[str, str] | None = None) -> bool:

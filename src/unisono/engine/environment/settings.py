@@ -30,6 +30,7 @@ class _SettingFields(NamedTuple):
     elastic: tuple[int, int] | None = None
     ranks_per_host: int = 0
     calibration: str = ""
+    compare: str = ""
     record: str = ""
     log: str = "off"
     log_file: str = ""

@@ -1,0 +1,138 @@
+"""`unisono compare`: runs a training script on several numbers of ranks, and says where their numbers part.
+
+    unisono compare -n 1,2,4 train.py --batch '{64/ranks}'
+
+The script is unchanged (see unisono.compare). It has to make the same whole batch on any number of ranks: in
+its arguments '{ranks}' becomes the number of ranks, and '{64/ranks}' 64 divided by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from unisono.compare.causes import finding
+from unisono.compare.records import Run, read_run
+from unisono.engine.environment import env
+
+if TYPE_CHECKING:
+    from unisono.compare.parting import Parting
+
+__all__ = ["add_arguments", "main"]
+
+LAST_LINES = 30  # of the output of a run that failed
+DIVIDED = re.compile(r"\{(\d+)/ranks\}")
+
+
+class Launch(NamedTuple):
+    """One run to make: its name, its ranks, and what `unisono run` gets before the script."""
+
+    name: str
+    ranks: int
+    flags: tuple[str, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags."""
+    parser.usage = "%(prog)s [-n 1,2] [flags] script.py [args ...]"
+    parser.allow_abbrev = False
+    add = parser.add_argument
+    add("-n", default="1,2", metavar="N,N", help="numbers of ranks; each is compared with the first (1,2)")
+    add("-m", "--module", action="store_true", help="the script is a module, as in python -m")
+    add("--virtual-gpus", action="store_true", help="each rank has a virtual GPU")
+    add("--against", choices=["gloo"], help="compare each run over Unisono with one over Gloo, too")
+    add(
+        "--steps", type=int, default=20, metavar="N", help="a run ends after N steps; 0: with the script (20)"
+    )
+    add("script", help="what every rank runs")
+    add("args", nargs=argparse.REMAINDER, help="its arguments; {ranks} and {64/ranks} stand for numbers")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run and compare. Exit code: 0 they agree, 1 they part, 2 nothing can be said."""
+    try:
+        runs = [_run(trial, args) for trial in _trials(args)]
+    except ValueError as error:
+        sys.stderr.write(f"unisono compare: {error}\n")
+        return 2
+    agree = [_compare(runs[0], other) for other in runs[1:]]
+    return 0 if all(agree) else 1
+
+
+def _trials(args: argparse.Namespace) -> list[Launch]:
+    words = args.n.split(",")
+    if not all(word.isdecimal() and int(word) for word in words) or args.steps < 0:
+        raise ValueError(f"-n {args.n} --steps {args.steps}: expected -n 1,2 and at least 0 steps")
+    sizes = [int(word) for word in words]
+    if len(sizes) < 2 and args.against is None:
+        raise ValueError(f"-n {args.n} is one run: there is nothing to compare it with. Write -n 1,{args.n}")
+    if sizes != sorted(set(sizes)):
+        raise ValueError(f"-n {args.n}: expected different numbers, the smallest first")
+    replace = ("--replace", args.against) if args.against else ()
+    found = []
+    for ranks in sizes:
+        name = "1 rank" if ranks == 1 else f"{ranks} ranks"
+        gpus = ("--virtual-gpus", str(ranks)) if args.virtual_gpus else ()
+        found.append(Launch(name, ranks, (*gpus, *replace)))
+        if args.against:
+            found.append(Launch(f"{name} over {args.against.capitalize()}", ranks, gpus))
+    return found
+
+
+def _run(trial: Launch, args: argparse.Namespace) -> Run:
+    """Run the script, and read what its ranks have recorded.
+
+    Raises:
+        ValueError: the run failed, or recorded nothing.
+    """
+    words = [_filled(word, trial.ranks) for word in args.args]
+    flags = [*trial.flags, *(["-m"] if args.module else [])]
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(trial.ranks), *flags, args.script, *words]
+    with tempfile.TemporaryDirectory(prefix="unisono-compare-") as folder:
+        environ = env.copy() | {"UNISONO_COMPARE": f"{args.steps}:{folder}"}
+        done = subprocess.run(
+            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        if done.returncode:
+            last = "\n".join(done.stdout.splitlines()[-LAST_LINES:])
+            raise ValueError(f"{trial.name} failed with exit code {done.returncode}:\n{last}")
+        run = read_run(trial.name, Path(folder), trial.ranks)
+    losses = [reading.value for step in (0, run.steps - 1) for reading in run.of(step, "loss")[0][:1]]
+    print(
+        f"{run.name}: {run.steps} steps" + (f", loss {losses[0]:.6g} to {losses[-1]:.6g}" if losses else "")
+    )
+    return run
+
+
+def _filled(word: str, ranks: int) -> str:
+    def quotient(match: re.Match[str]) -> str:
+        if int(match[1]) % ranks:
+            raise ValueError(f"{word}: {match[1]} is not divisible by {ranks} ranks")
+        return str(int(match[1]) // ranks)
+
+    return DIVIDED.sub(quotient, word).replace("{ranks}", str(ranks))
+
+
+def _compare(one: Run, many: Run) -> bool:
+    """Print how two runs compare; whether they agree."""
+    what, found = f"{many.name} against {one.name}", finding(one, many)
+    if found is None:
+        print(f"{what}: equal to rounding in {one.steps} steps")
+        return True
+    print(f"{what}: {_place(found.at, many)}")
+    print(f"    {found.why or 'no known fault explains it'}")
+    return False
+
+
+def _place(at: Parting, many: Run) -> str:
+    where = f"they part at step {at.step}, {at.kind}{f' {at.name}' if at.name else ''}"
+    if at.kind in ("rows", "start"):
+        return where
+    one, other = (value[0] if isinstance(value, list) else value for value in (at.one, at.many))
+    who = f"rank {at.rank} of {many.name}" if at.rank >= 0 else many.name
+    return f"{where}: {one:.7g}, and {other:.7g} on {who}"

@@ -1,0 +1,65 @@
+"""`unisono compare` names each known fault of a small training, and none where there is none."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from effort import HANG_S, cases
+
+pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "faulty_training.py"
+AGREE, PART, FAILED = 0, 1, 2
+
+NAMED = {
+    "none": "equal to rounding in 8 steps",
+    "accumulation": "equal to rounding in 8 steps",
+    "sum": "gradients are 2 times as large: they are summed over ranks",
+    "no sampler": "every rank trains on the same rows",
+    "seed": "ranks 0 and 1 begin with other parameters",
+    "seed of size": "its seed depends on the number of ranks",
+    "batch norm": "SyncBatchNorm",
+    "dropout": "dropout drops the same places on all ranks",
+    "no average": "gradients are not averaged over ranks",
+    "one gradient": "the gradient of 2.bias is not averaged over ranks",
+    "average twice": "gradients are divided by 2 once too often",
+    "local clip": "it ran before the gradients were averaged",
+    "each backward": "it is reduced more than once",
+    "bf16": "as if they were rounded to 16 bits",
+    "divided twice": "divided twice",
+    "batch of all": "a step has 24 rows on 2 ranks and 12 on 1",
+    "uneven": "a mean over ranks weighs each rank the same",
+    "rate": "the learning rate is 0.1 and 0.2",
+    "schedule": "its schedule counts the steps of one rank",
+    "no set_epoch": "call sampler.set_epoch(epoch)",
+    "token weights": "A loss over tokens or weights has to be divided by their number on all ranks",
+    "loss over size": "the loss is divided by 2 once too often",
+    "one rank writes": "one rank writes it",
+}
+
+
+def compared(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "unisono", "compare", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+
+@pytest.mark.parametrize("fault", cases(["none", "batch norm", "sum"], [*NAMED][2:]))
+def test_a_fault_is_named(fault: str) -> None:
+    done = compared("-n", "1,2", str(PROGRAM), fault, "{12/ranks}")
+    assert NAMED[fault] in " ".join(done.stdout.split()), done.stdout + done.stderr
+    assert done.returncode == (AGREE if "equal" in NAMED[fault] else PART)
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    for words, said in (
+        (("-n", "2", str(PROGRAM)), "there is nothing to compare it with"),
+        (("-n", "2,1", str(PROGRAM)), "the smallest first"),
+        (("-n", "1,5", str(PROGRAM), "none", "{12/ranks}"), "12 is not divisible by 5 ranks"),
+        (("-n", "1,2", str(PROGRAM), "none"), "failed with exit code"),
+        (("-n", "1,2", "-c"), "the following arguments are required"),
+    ):
+        done = compared(*words)
+        assert done.returncode == FAILED, done.stdout
+        assert said in done.stderr, done.stderr
