@@ -109,6 +109,7 @@ class Link:
     """Sends what is put to one other host, in a thread. `place` is that of the host's relay."""
 
     def __init__(self, ring: Ring, place: int, sock: socket.socket) -> None:
+        ring.native.join(place)
         self.place = place
         self._ring, self._socket, self._received = ring, sock, b""
         self._told: dict[bool, Told] = {}  # by `lost`: the newest
