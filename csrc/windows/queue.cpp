@@ -43,13 +43,13 @@ Queue::Queue(const WaitContext& context, unsigned char* memory, size_t nbytes, s
       latest_(latest),
       spin_(spin),
       stride_(record_bytes(ranks_.size())),
-      capacity_(nbytes - bytes_before(ranks_.size())),
+      capacity_((nbytes - bytes_before(ranks_.size())) / kQueueAlignment * kQueueAlignment),
       cell_(*reinterpret_cast<QueueCell*>(memory)),
       readers_(reinterpret_cast<QueueReader*>(cell_.rest)),
       records_(cell_.rest + ranks_.size() * sizeof(QueueReader)),
       process_(getpid()),
       next_(ranks_.size(), 1),
-      stopped_(std::make_unique<std::atomic<bool>[]>(ranks_.size())) {
+      stopped_(std::make_unique<std::atomic<bool>[]>(ranks_.size() + 1)) {
   if (nbytes < bytes_before(ranks_.size()) + kQueueAlignment)
     throw std::invalid_argument("the memory of a queue is too small");
   for (const int rank : ranks_) context.group.member(rank);
@@ -136,7 +136,9 @@ uint64_t Queue::reserve(size_t nbytes, const QueueLimits& limits) {
   look_for_dead(false);
   reserved_ = nbytes;
   const size_t wanted = rounded(nbytes);
-  wait(cell_.returned, limits, [&] { return find_room(wanted); }, [&] { look_for_dead(true); });
+  const auto ready = [&] { return find_room(wanted) || stopped_[ranks_.size()]; };
+  wait(cell_.returned, limits, ready, [&] { look_for_dead(true); });
+  if (stopped_[ranks_.size()]) throw Fault{FaultKind::kPeerLeft, context_.rank, context_.rank};
   return place_;
 }
 
@@ -251,8 +253,8 @@ void Queue::leave(int place) {
 }
 
 void Queue::stop(int place) {
-  stopped_[static_cast<size_t>(place)] = true;
-  notify_sleepers(cell_.put);
+  stopped_[place < 0 ? ranks_.size() : static_cast<size_t>(place)] = true;
+  notify_sleepers(place < 0 ? cell_.returned : cell_.put);
 }
 
 void Queue::give_back(int place, uint64_t number) noexcept {

@@ -99,7 +99,7 @@ class Queue {
   void leave(int place);
 
   // ---- any thread
-  // Ends the calls of `take` for a place, until it joins again.
+  // Ends the calls of `take` for a place, until it joins again; below 0: those of `reserve`, with kPeerLeft.
   void stop(int place);
   // Does nothing in a forked child.
   void give_back(int place, uint64_t number) noexcept;
@@ -140,7 +140,7 @@ class Queue {
   unsigned char* const records_;
   const pid_t process_;
   std::vector<uint64_t> next_;                    // of each place: the message that it takes next
-  std::unique_ptr<std::atomic<bool>[]> stopped_;  // by place
+  std::unique_ptr<std::atomic<bool>[]> stopped_;  // by place; the last one: the owner
   // ---- the owner
   std::map<uint64_t, Stored> stored_;                            // messages that may be needed, by offset
   uint64_t number_ = 1;                                          // of the next message

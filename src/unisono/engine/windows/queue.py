@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -21,7 +21,26 @@ from unisono.engine.windows.window import Seconds, WindowOwner
 LOCATE_AFTER_S = 0.5
 """A wait that took longer asks the reader at which line it is, which may take 0.2 s and interrupts it."""
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+LINGER_S = 2.0
+"""How long the end of a group waits until other hosts have got all messages."""
+
+LOOK_S = 0.02
+"""How often a rank that passes messages on looks whether others still read them, when it closes the queue."""
+
 _BRIEF = 1 << 16  # bytes that are copied with the GIL
+
+
+def fill(room: Bytes, pieces: Sequence[Any]) -> None:
+    """Copy pieces into `room`, one behind another; large ones without the GIL."""
+    offset = 0
+    for piece in pieces:
+        end = offset + len(piece)
+        if len(piece) < _BRIEF:
+            room.data[offset:end] = piece
+        else:
+            np.copyto(room[offset:end], np.frombuffer(piece, np.uint8))
+        offset = end
 
 
 class Queue:
@@ -76,41 +95,35 @@ class Queue:
             PeerLost: a reader has died since the last call. This message was not put, and that reader is not
                 waited for any more: call `put` again to go on without it.
         """
-        if self._owner.rank != self.writer:
-            raise ValueError(f"put: rank {self._owner.rank} reads this queue; rank {self.writer} writes it")
-        pieces = [plain] if (plain := self._plain(obj)) is not None else self._encoded(obj)
-        nbytes = sum(len(piece) for piece in pieces)
-        self._write("put", nbytes, timeout, pieces)
+        pieces = self.encode(obj)
+        self.write(sum(map(len, pieces)), lambda room: fill(room, pieces), timeout=timeout)
 
-    def _plain(self, obj: Any) -> bytes | None:
-        return None if self._pickle else _native.encode_plain(obj)
-
-    def _encoded(self, obj: Any) -> list[Any]:
+    def encode(self, obj: Any) -> list[Any]:
+        """The bytes of a message in pieces; large arrays are among them as they are."""
+        plain = None if self._pickle else _native.encode_plain(obj)
+        if plain is not None:
+            return [plain]
         try:
             return list(encoding.encode_in_pieces(obj, pickle=self._pickle))
         except (TypeError, ValueError) as error:
             raise type(error)(f"put: {error}") from None
 
-    def _write(self, operation: str, nbytes: int, timeout: Seconds, pieces: Sequence[Any]) -> None:
-        ring, limit_s = self._place(operation), self._owner.seconds(timeout)
+    def write(self, nbytes: int, fill: Callable[[Bytes], None], *, timeout: Seconds = None) -> None:
+        """Put a message of raw bytes, for `read`: `fill` writes them in place. Errors: as `put`."""
+        ring, limit_s = self._place("put"), self._owner.seconds(timeout)
+        if self._owner.rank != self.writer:
+            raise ValueError(f"put: rank {self._owner.rank} reads this queue; rank {self.writer} writes it")
         if nbytes > ring.native.capacity:
-            room = ring.native.capacity
-            text = f"{operation}: the message has {nbytes} bytes, the queue {room} in all"
+            text = f"put: the message has {nbytes} bytes, the queue {ring.native.capacity} in all"
             raise ValueError(f"{text}. Open it with more bytes=, or put smaller messages")
-        with self._turn(operation, limit_s) as left_s:
+        with self._turn("put", limit_s) as left_s:
             for link in self._links:
                 if (told := link.told(True)) is not None:
-                    self._lose(operation, told)
+                    self._lose("put", told)
             fault, offset, *details = ring.native.reserve(nbytes, left_s)
             if fault:
-                self._fail(operation, fault, limit_s, [offset, *details])
-            for piece in pieces:
-                end = offset + len(piece)
-                if len(piece) < _BRIEF:
-                    ring.bytes[offset:end] = piece
-                else:
-                    np.copyto(ring.array[offset:end], np.frombuffer(piece, np.uint8))
-                offset = end
+                self._fail("put", fault, limit_s, [offset, *details])
+            fill(ring.array[offset : offset + nbytes])
             ring.native.publish()
 
     # ---- readers ---------------------------------------------------------------------------------------
@@ -125,9 +138,10 @@ class Queue:
             Timeout: there was none.  GroupClosed: there will be none: the writer has closed the queue.
             PeerLost: the writer has died; all of its messages have been read.
         """
-        return self._decoded(self._take("get", timeout))
+        return self.decode(self.read(timeout=timeout))
 
-    def _decoded(self, data: Any) -> Any:
+    def decode(self, data: Any) -> Any:
+        """The message of these bytes; its arrays are views of them."""
         plain = _native.decode_plain(data)
         return encoding.decode(data, pickle=self._pickle, in_place=True) if plain is NotImplemented else plain
 
@@ -139,12 +153,15 @@ class Queue:
             except errors.GroupClosed:
                 return
 
-    def _take(self, operation: str, timeout: Seconds) -> Any:
-        """The bytes of the next message: a copy, if they are few."""
+    def read(self, *, timeout: Seconds = None) -> Any:
+        """The bytes of the next message: a copy, from 4 KiB on a read-only array in place. Errors: as `get`."""
+        operation = "get"
         ring, limit_s = self._own_place(operation), self._owner.seconds(timeout)
         with self._turn(operation, limit_s) as left_s:
             if not ring.native.reads(ring.place) and not self._closed:
-                raise ValueError(f"{operation}: rank {self._owner.rank} has left this queue; call join() before")
+                raise ValueError(
+                    f"{operation}: rank {self._owner.rank} has left this queue; call join() before"
+                )
             fault, number, *place = ring.native.take(ring.place, left_s)
             if fault:
                 self._fail(operation, fault, limit_s, [number, *place])
@@ -163,7 +180,7 @@ class Queue:
             text = f"queue.{operation} failed: rank {self.writer}, which writes this queue, is lost"
             raise errors.PeerLost(text, rank=self.writer, pid=self._pid(self.writer))
         if ring.native.state == QueueState.CLOSED:
-            raise errors.GroupClosed(f"queue.{operation}: rank {self.writer}, which writes it, has closed the queue")
+            raise errors.GroupClosed(f"queue.{operation}: rank {self.writer}, the writer, has closed the queue")
         raise errors.GroupClosed(f"queue.{operation}: this rank has left the queue")
 
     def join(self) -> None:
@@ -263,30 +280,31 @@ class Queue:
     def close(self, *, timeout: Seconds = None) -> None:
         """End the queue here. Readers still get all messages that the writer has put, and then GroupClosed.
 
-        The writer waits until other hosts have got them. The ranks need not call it together.
+        The writer waits until other hosts have got them; so does the first reader of such a host, which passes
+        them on, while others there read. The ranks need not call it together.
         """
         limit_s = self._owner.seconds(timeout)
-        self._end()
         end = time.monotonic() + limit_s
-        for link in self._links:
-            link.thread.join(max(0.0, end - time.monotonic()))
-            if link.thread.is_alive():
-                told = link.told(False)
-                who = told.text if told else "another host has not got all messages"
-                raise errors.Timeout(f"queue.close timed out after {limit_s:g} s: {who}")
+        while self._relay and not self._closed and self._relay.needed and time.monotonic() < end:
+            self._relay.thread.join(LOOK_S)
+        self._end(limit_s)
+        if any(link.thread.is_alive() for link in self._links):
+            told = next(filter(None, (link.told(False) for link in self._links)), None)
+            who = told.text if told else "another host has not got all messages"
+            raise errors.Timeout(f"queue.close timed out after {limit_s:g} s: {who}")
 
-    def _end(self) -> None:
+    def _end(self, limit_s: float = LINGER_S) -> None:
         """The end of its group calls this, too."""
         if self._closed or self._ring is None:
             return
         self._closed = True
         native, place = self._ring.native, self._ring.place
-        if self._owner.rank == self.writer:
-            native.end(QueueState.CLOSED)
-        else:
-            native.stop(place)
-            with self._lock:
-                native.leave(place)
+        native.stop(place)  # ends a call of another thread, which has the lock
+        with self._lock:
+            native.leave(place) if place >= 0 else native.end(QueueState.CLOSED)
+        end = time.monotonic() + limit_s
+        for link in self._links:
+            link.thread.join(max(0.0, end - time.monotonic()))
         with contextlib.suppress(ValueError):  # the group ends
             self._owner.leave_callbacks.remove(self._end)
 

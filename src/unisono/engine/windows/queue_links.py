@@ -17,6 +17,7 @@ import socket
 import struct
 import threading
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -79,7 +80,11 @@ class Ring(NamedTuple):
         rank = self.ranks[place]
         doing = f"{'holds' if taken else 'has not taken'} message {number} for {since_s:.3g} s"
         line = self.native.line_of(place) if locate else ""
-        return self._told(False, rank, doing + (line and f": it is at {line}"))
+        told = self._told(False, rank, doing + (line and f": it is at {line}"))
+        with contextlib.suppress(OSError):  # of another host, or it has ended
+            if Path(f"/proc/{told.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt":
+                told.text += ": it is stopped (SIGSTOP, a debugger)"
+        return told
 
     def lost(self, rank: int, signal: int, code: int) -> Told:
         """A rank that has died, and how."""
@@ -105,22 +110,39 @@ class _TakenMessage:
         self._ring.native.give_back(self._ring.place, self._number)
 
 
-class Link:
+class _End:
+    """One end of a connection, and its thread."""
+
+    def __init__(self, ring: Ring, sock: socket.socket) -> None:
+        self._ring, self._socket = ring, sock
+        self.thread = threading.Thread(target=self._run, name="unisono queue", daemon=True)
+
+    def close_copy(self) -> None:
+        """In a forked child."""
+        self._socket.close()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Link(_End):
     """Sends what is put to one other host, in a thread. `place` is that of the host's relay."""
 
     def __init__(self, ring: Ring, place: int, sock: socket.socket) -> None:
+        super().__init__(ring, sock)
         ring.native.join(place)
-        self.place = place
-        self._ring, self._socket, self._received = ring, sock, b""
+        self.place, self._received = place, b""
         self._told: dict[bool, Told] = {}  # by `lost`: the newest
-        self.thread = threading.Thread(target=self._run, name="unisono queue link", daemon=True)
         self.thread.start()
 
     def told(self, lost: bool) -> Told | None:
         """What the relay has told since: of a reader that has died, or of the slowest one."""
-        with contextlib.suppress(OSError):  # nothing has come
+        try:
             while more := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._received += more
+            self._cut()
+        except OSError:  # nothing more has come, or the connection has ended
+            pass
         while len(self._received) >= _TOLD.size:
             end = _TOLD.size + _TOLD.unpack_from(self._received)[0]
             if len(self._received) < end:
@@ -129,10 +151,6 @@ class Link:
             self._told[told.lost] = told
             self._received = self._received[end:]
         return self._told.pop(lost, None)
-
-    def close_copy(self) -> None:
-        """In a forked child."""
-        self._socket.close()
 
     def _run(self) -> None:
         native, sock = self._ring.native, self._socket
@@ -152,19 +170,25 @@ class Link:
             while sock.recv(4096):  # until the relay has read everything
                 pass
         except OSError:
-            native.leave(self.place)
-            lost = self._ring.lost(self._ring.ranks[self.place], 0, -1)
-            lost.text += ", and its host gets no more messages"
-            self._told[True] = lost
+            self._cut()
         finally:
             sock.close()
 
+    def _cut(self) -> None:
+        """The relay is lost: do not wait for it."""
+        if not self._ring.native.reads(self.place) or self._ring.native.state:
+            return
+        self._ring.native.leave(self.place)
+        lost = self._ring.lost(self._ring.ranks[self.place], 0, -1)
+        lost.text += " and its host gets no more messages"
+        self._told[True] = lost
 
-class Relay:
+
+class Relay(_End):
     """Receives messages for the readers of its host, in a thread."""
 
     def __init__(self, ring: Ring, sock: socket.socket) -> None:
-        self._ring, self._socket = ring, sock
+        super().__init__(ring, sock)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._processes: list[int] = []  # descriptors of the other readers' processes
@@ -172,12 +196,14 @@ class Relay:
             with contextlib.suppress(OSError):  # it has ended: `reserve` finds it
                 self._processes.append(os.pidfd_open(ring.engine.record_of(rank).pid))
                 self._poll.register(self._processes[-1], select.POLLIN)
-        self.thread = threading.Thread(target=self._run, name="unisono queue relay", daemon=True)
         self.thread.start()
 
-    def close_copy(self) -> None:
-        """In a forked child."""
-        self._socket.close()
+    @property
+    def needed(self) -> bool:
+        """Whether other ranks of its host still read what it receives."""
+        ring = self._ring
+        others = (place for place in range(len(ring.ranks)) if place != ring.place)
+        return self.thread.is_alive() and any(map(ring.native.reads, others))
 
     def _run(self) -> None:
         native, end = self._ring.native, QueueState.CUT

@@ -22,6 +22,7 @@ from unisono.engine.windows.window import WindowOwner
 
 KEEPS = "all", "latest"
 LEAST_BYTES, MOST_BYTES = 1 << 12, 1 << 46
+ALIGNMENT = 64
 Terms = tuple[int, list[int], int, str, bool]
 """The writer, the readers, the bytes, what is kept, whether messages are pickled: equal on all ranks."""
 
@@ -57,7 +58,7 @@ def open_queue(
     ring, heads, key = _share(owner, gather, homes, terms, spin_s)
     links: list[Link] = []
     relay = None
-    if len(heads) > 1 and owner.rank in heads:
+    if ring is not None and len(heads) > 1 and owner.rank in heads:
         found = connect_members(owner, heads, list(map(str, heads)), meeting, key, (_KIND,)).detach(_KIND)
         sockets = [None if number < 0 else socket.socket(fileno=number) for number in found]
         for rank, sock in zip(heads, sockets, strict=True):
@@ -85,12 +86,16 @@ def _terms(
     writer = whole(writer, "queue: writer", 0, owner.size - 1)
     chosen = [rank for rank in range(owner.size) if rank != writer]
     if readers is not None:
-        chosen = [whole(each, "queue: a reader", 0, owner.size - 1) for each in listed(readers, "queue: readers")]
+        chosen = [
+            whole(each, "queue: a reader", 0, owner.size - 1) for each in listed(readers, "queue: readers")
+        ]
     if writer in chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"queue: readers are {chosen}: the writer, rank {writer}, is none, and each comes once")
+        raise ValueError(
+            f"queue: readers are {chosen}: the writer, rank {writer}, is none, and each comes once"
+        )
     if keep not in KEEPS:
         raise ValueError(f"queue: keep is {keep!r}, expected one of {', '.join(KEEPS)}")
-    nbytes = whole(nbytes, "queue: bytes", LEAST_BYTES, MOST_BYTES)
+    nbytes = -(-whole(nbytes, "queue: bytes", LEAST_BYTES, MOST_BYTES) // ALIGNMENT) * ALIGNMENT
     return writer, sorted(chosen), nbytes, keep, flag(pickle, "queue: pickle")
 
 
@@ -103,10 +108,12 @@ def _share(
         MemoryError: a rank has no room for the messages; all ranks raise it.
     """
     writer, readers, nbytes, keep, _ = terms
-    for homes in (homes, list(map(str, range(owner.size)))):  # where no process may open another's memory
-        heads = list({homes[rank]: rank for rank in (*reversed(readers), writer)}.values())[::-1]
-        head = next((rank for rank in heads if homes[rank] == homes[owner.rank]), -1)
-        places = [rank for rank in readers if homes[rank] == homes[head]]
+    apart = list(map(str, range(owner.size)))  # where no process may open another's memory
+    for names in (homes, apart):
+        firsts = {names[rank]: rank for rank in (*reversed(readers), writer)}
+        heads = [writer, *sorted(rank for rank in firsts.values() if rank != writer)]
+        head = firsts.get(names[owner.rank], -1)
+        places = [rank for rank in readers if names[rank] == names[owner.rank]]
         places += [rank for rank in heads if rank != writer and head == writer]
         size = _native.queue_bytes_before(len(places)) + nbytes
         memory, wrong = -1, ""
@@ -118,11 +125,12 @@ def _share(
                 wrong = f"queue: rank {owner.rank} has no {size} bytes of shared memory: {error.strerror}"
         told = gather((os.getpid(), memory, wrong, os.urandom(8).hex()))
         used = owner.rank in (writer, *readers)
-        mapped = _mapped(*told[head][:2], size) if used and not any(each[2] for each in told) else None
+        failed = any(each[2] for each in told)
+        mapped = _mapped(told[head][0], told[head][1], size) if used and not failed else None
         reached = gather(mapped is not None or not used)
         if memory >= 0:
             os.close(memory)
-        if any(each[2] for each in told):
+        if failed:
             raise MemoryError(next(each[2] for each in told if each[2]))
         if all(reached):
             break
