@@ -28,7 +28,7 @@ class BoundQueue {
     Answer answer{};
     waiting(engine, true, [&](GilLock& gil) {
       try {
-        answer = call(QueueLimits{duration(timeout_s), &gil});
+        answer = call(WindowLimits{duration(timeout_s), &gil});
       } catch (const Fault& fault) {
         answer = {static_cast<int>(fault.kind), fault.rank, fault.signal, fault.exit_code};
       }
@@ -63,7 +63,7 @@ void bind_queues(nb::module_& m) {
       .def(
           "reserve",
           [](BoundQueue& self, size_t nbytes, double timeout_s) {
-            return self.run(timeout_s, [&](const QueueLimits& limits) {
+            return self.run(timeout_s, [&](const WindowLimits& limits) {
               return Answer{0, self.queue.reserve(nbytes, limits), 0, 0};
             });
           },
@@ -72,7 +72,7 @@ void bind_queues(nb::module_& m) {
       .def("end", [](BoundQueue& self, int state) { self.queue.end(static_cast<QueueState>(state)); })
       .def("look_for_dead",
            [](BoundQueue& self) {
-             return self.run(0, [&](const QueueLimits&) {
+             return self.run(0, [&](const WindowLimits&) {
                self.queue.look_for_dead(true);
                return Answer{};
              });
@@ -91,7 +91,7 @@ void bind_queues(nb::module_& m) {
       .def(
           "take",
           [](BoundQueue& self, int place, double timeout_s) {
-            return self.run(timeout_s, [&](const QueueLimits& limits) {
+            return self.run(timeout_s, [&](const WindowLimits& limits) {
               const Queue::Message found = self.queue.take(place, limits);
               return Answer{0, found.number, found.offset, found.nbytes};
             });

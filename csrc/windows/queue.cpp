@@ -56,7 +56,7 @@ Queue::Queue(const WaitContext& context, unsigned char* memory, size_t nbytes, s
 }
 
 template <class Ready, class Check>
-void Queue::wait(EventCount& event, const QueueLimits& limits, Ready ready, Check check) {
+void Queue::wait(EventCount& event, const WindowLimits& limits, Ready ready, Check check) {
   for (int i = 0; i < kQueuePolls; ++i, cpu_pause())
     if (ready()) return;
   const Nanoseconds started = now_ns(), deadline = to_deadline(limits.timeout);
@@ -69,11 +69,21 @@ void Queue::wait(EventCount& event, const QueueLimits& limits, Ready ready, Chec
     if (left > 0 && sleep_until(event, std::min(kQueueSlice, left), ready)) return;
     check();
     if (ready()) return;
-    if (context_.group.aborted()) throw context_.group.fault();
+    check_group();
     if (context_.interrupted != nullptr && *context_.interrupted && (*context_.interrupted)())
       throw Fault{FaultKind::kInterrupted, context_.rank, context_.rank};
     if (now_ns() >= deadline) throw Fault{FaultKind::kTimeout, context_.rank, -1};
   }
+}
+
+// A queue goes on after the loss of other ranks: it has its own memory, and looks after its own ranks.
+void Queue::check_group() const {
+  if (!context_.group.aborted()) return;
+  const FaultKind kind = context_.group.fault().kind;
+  for (const auto loss :
+       {FaultKind::kPeerLost, FaultKind::kPeerLeft, FaultKind::kReplaced, FaultKind::kHostSilent})
+    if (kind == loss) return;
+  throw Fault{FaultKind::kAborted, context_.rank, context_.rank};
 }
 
 // ---- who still needs a message ---------------------------------------------------------------------
@@ -130,9 +140,9 @@ bool Queue::find_room(size_t nbytes) {
   return capacity_ - place_ >= nbytes;
 }
 
-uint64_t Queue::reserve(size_t nbytes, const QueueLimits& limits) {
+uint64_t Queue::reserve(size_t nbytes, const WindowLimits& limits) {
   if (nbytes > capacity_) throw std::invalid_argument("a message is larger than its queue");
-  if (context_.group.aborted()) throw context_.group.fault();
+  check_group();
   look_for_dead(false);
   reserved_ = nbytes;
   const size_t wanted = rounded(nbytes);
@@ -201,8 +211,8 @@ std::string Queue::line_of(int place) {
 
 // ---- a reader --------------------------------------------------------------------------------------
 
-Queue::Message Queue::take(int place, const QueueLimits& limits) {
-  if (context_.group.aborted()) throw context_.group.fault();
+Queue::Message Queue::take(int place, const WindowLimits& limits) {
+  check_group();
   QueueReader& own = reader(place);
   own.thread.store(this_thread(), std::memory_order_relaxed);
   own.moved_ns.store(now_ns(), std::memory_order_relaxed);

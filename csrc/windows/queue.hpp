@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "protocol/waiter.hpp"
+#include "windows/window_links.hpp"
 
 namespace unisono {
 
@@ -57,11 +58,6 @@ struct SlowReader {
   bool taken = false;
 };
 
-struct QueueLimits {
-  Nanoseconds timeout;
-  ReleasableLock* caller_lock;
-};
-
 class Queue {
  public:
   struct Message {
@@ -75,12 +71,12 @@ class Queue {
   static size_t bytes_before(size_t places);
   size_t capacity() const { return capacity_; }
 
-  // The calls throw a Fault: that of an aborted group; or kTimeout, kInterrupted, kPeerLost and kReplaced,
-  // which leave the group as it is.
+  // The calls throw a Fault: kAborted, if the group has failed, by more than the loss of a rank; kTimeout,
+  // kInterrupted and kPeerLost, which leave the group as it is.
 
   // ---- the owner, one thread at a time
   // Room for the next message: its offset. kPeerLost: a reader has died, and is not waited for any more.
-  uint64_t reserve(size_t nbytes, const QueueLimits& limits);
+  uint64_t reserve(size_t nbytes, const WindowLimits& limits);
   // The bytes of the last `reserve` are the next message.
   void publish();
   // Nothing will follow.
@@ -94,7 +90,7 @@ class Queue {
   // ---- a reader, one thread of each place at a time
   // The next message, or with `latest` the newest one, if it is newer than the last one taken. Number 0:
   // nothing will follow, or `stop` was called.
-  Message take(int place, const QueueLimits& limits);
+  Message take(int place, const WindowLimits& limits);
   void join(int place);
   void leave(int place);
 
@@ -125,8 +121,9 @@ class Queue {
   bool fits(uint64_t at, size_t nbytes) const;
   bool take_now(int place, Message& message);
   Fault lost(int rank) const;
+  void check_group() const;
   template <class Ready, class Check>
-  void wait(EventCount& event, const QueueLimits& limits, Ready ready, Check check);
+  void wait(EventCount& event, const WindowLimits& limits, Ready ready, Check check);
 
   const WaitContext context_;
   const std::vector<int> ranks_;

@@ -28,7 +28,7 @@ from unisono._native import FaultKind
 from unisono.engine.diagnosis.fault_text import signal_name
 
 TELL_AFTER_S = 0.5
-"""A relay that waits so long for room tells the writer which reader it waits for; then after twice as long."""
+"""A relay that waits so long for room tells the writer for which reader; then after twice as long."""
 
 LONGEST_PATIENCE_S = 16.0
 """The longest of these waits."""

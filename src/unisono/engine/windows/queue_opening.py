@@ -51,7 +51,7 @@ def open_queue(
     for rank, (wrong, other) in enumerate(gather(("", terms))):
         if wrong or other != terms:
             raise ValueError(f"queue: rank {rank} {wrong or f'has other arguments: {other}'}")
-    writer, ranks, nbytes, keep, pickle = terms
+    writer = terms[0]
     homes = [""] * owner.size
     if meeting is not None:
         homes = [info.memory_domain for info in meeting[1].membership.peers]
@@ -73,7 +73,7 @@ def open_queue(
                 sock.close()
     if ring is not None and ring.place >= 0 and join:
         ring.native.join(ring.place)
-    queue = Queue(owner, ring, writer, ranks, keep, pickle, links, relay)
+    queue = Queue(owner, ring, terms, links, relay)
     for end in (*links, *filter(None, [relay])):
         close_in_children(end.close_copy)
     gather(None)  # all readers have joined: they get the first message
