@@ -1,4 +1,4 @@
-"""Queues between processes: every message in order and whole, readers that are slow, die, stop, join and leave."""
+"""Queues between processes: every message in order and whole; readers that are slow, die, stop, join."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ HOSTS = pytest.mark.parametrize("per_host", ["0", "1", "2"])
 
 def outputs(mode: str, size: int, per_host: str = "0", code: int | None = 0, **environment: str) -> list[str]:
     """What the ranks print, without the launcher's prefixes. code: None: any."""
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(size), str(PROGRAM), mode]
+    command = [sys.executable, "-m", "unisono", "run", "--grace", "60", "-n", str(size), str(PROGRAM), mode]
     ended = subprocess.run(
         command,
         env={**os.environ, "UNISONO_RANKS_PER_HOST": per_host, **environment},

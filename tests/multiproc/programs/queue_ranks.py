@@ -1,6 +1,7 @@
 """Ranks of a queue: `queue_ranks.py MODE`. The test says what each mode must print, or how it must end."""
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -200,8 +201,7 @@ def dead_reader(group: Group) -> None:
     if group.rank == 0:
         pid = group._planner.engine.record_of(1).pid  # type: ignore[attr-defined]
         queue.put(0)
-        while os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().split()[2] != "Z":
-            time.sleep(0.0005)
+        select.select([os.pidfd_open(pid)], [], [])
         began, number, errors = time.monotonic(), 1, []
         while number <= 200:
             try:
@@ -372,6 +372,7 @@ def wrong(group: Group) -> None:
     queue = group.queue(bytes=ROOM)
     print(failing(lambda: queue.put(object())) if group.rank == 0 else failing(lambda: queue.get(timeout=-1)))
     print(failing(lambda: queue.get(timeout=0)) if group.rank else failing(queue.get))
+    group.barrier()
 
 
 def forked(group: Group) -> None:

@@ -111,8 +111,8 @@ class Queue:
     def get(self, *, timeout: Seconds = None, copy: bool = False) -> Any:
         """The next message; with keep="latest" the newest one, if this rank has not had it yet.
 
-        Its arrays of 4 KiB and more are read-only views of shared memory. They stay as they are while they live,
-        or views of them; then the writer may use their room again. Everything else is a copy.
+        Its arrays of 4 KiB and more are read-only views of shared memory, which stay as they are while they
+        live, or views of them; then the writer may use their room again. Everything else is a copy.
 
         Args:
             copy: its arrays are this rank's own, and writable.
@@ -151,8 +151,8 @@ class Queue:
     def join(self) -> None:
         """Read again after `leave`, or begin, after `Group.queue(..., join=False)`.
 
-        This rank gets every message whose `put` begins after this call, on another host also some that are
-        on their way; with keep="latest" the newest one at once.
+        This rank gets every message whose `put` begins after this call, on another host also those on
+        their way; with keep="latest" the newest one at once.
         """
         ring = self._place("join", writes=False)
         with self._lock:
@@ -168,7 +168,7 @@ class Queue:
     # ---- both ------------------------------------------------------------------------------------------
 
     def slowest(self, *, locate: bool = False) -> str:
-        """Which reader has not given back the oldest message, since when; "" if there is none. For the writer.
+        """Which reader has not given back the oldest message, since when; "" if none. The writer calls it.
 
         Args:
             locate: also at which line it is. That takes up to 0.2 s, and interrupts it for a moment.
