@@ -38,13 +38,14 @@ class BoundQueue {
   }
 
   Engine& engine;
-  Queue queue;
+  SharedQueue queue;
 };
 
 }  // namespace
 
 void bind_queues(nb::module_& m) {
-  m.def("queue_bytes_before", &Queue::bytes_before, nb::arg("places"), "The bytes before the messages.");
+  m.def("queue_bytes_before", &SharedQueue::bytes_before, nb::arg("places"),
+        "The bytes before the messages.");
   nb::class_<BoundQueue>(m, "Queue", "The queue in a piece of shared memory. Answers begin with a FaultKind.")
       .def(
           "__init__",
@@ -92,7 +93,7 @@ void bind_queues(nb::module_& m) {
           "take",
           [](BoundQueue& self, int place, double timeout_s) {
             return self.run(timeout_s, [&](const WindowLimits& limits) {
-              const Queue::Message found = self.queue.take(place, limits);
+              const SharedQueue::Message found = self.queue.take(place, limits);
               return Answer{0, found.number, found.offset, found.nbytes};
             });
           },

@@ -31,12 +31,12 @@ pid_t this_thread() {
 
 }  // namespace
 
-size_t Queue::bytes_before(size_t places) {
+size_t SharedQueue::bytes_before(size_t places) {
   return sizeof(QueueCell) + places * sizeof(QueueReader) + kQueueRecords * record_bytes(places);
 }
 
-Queue::Queue(const WaitContext& context, unsigned char* memory, size_t nbytes, std::vector<int> ranks,
-             int owner, bool latest, Nanoseconds spin)
+SharedQueue::SharedQueue(const WaitContext& context, unsigned char* memory, size_t nbytes,
+                         std::vector<int> ranks, int owner, bool latest, Nanoseconds spin)
     : context_(context),
       ranks_(std::move(ranks)),
       owner_(context.group.member(owner)),
@@ -56,19 +56,20 @@ Queue::Queue(const WaitContext& context, unsigned char* memory, size_t nbytes, s
 }
 
 template <class Ready, class Check>
-void Queue::wait(EventCount& event, const WindowLimits& limits, Ready ready, Check check) {
+void SharedQueue::wait(EventCount& event, const WindowLimits& limits, Ready ready, Check check) {
   for (int i = 0; i < kQueuePolls; ++i, cpu_pause())
     if (ready()) return;
-  const Nanoseconds started = now_ns(), deadline = to_deadline(limits.timeout);
+  const Nanoseconds deadline = to_deadline(limits.timeout), spin_end = std::min(to_deadline(spin_), deadline);
   if (limits.caller_lock != nullptr) limits.caller_lock->release();
-  for (Nanoseconds now = started; now < std::min(started + spin_, deadline); now = now_ns())
+  while (now_ns() < spin_end)
     for (int i = 0; i < 32; ++i, cpu_pause())
       if (ready()) return;
   for (;;) {
     const Nanoseconds left = deadline - now_ns();
     if (left > 0 && sleep_until(event, std::min(kQueueSlice, left), ready)) return;
-    check();
+    const Fault dead = check();  // what the dead rank did before comes first
     if (ready()) return;
+    if (dead.kind != FaultKind::kNone) throw dead;
     check_group();
     if (context_.interrupted != nullptr && *context_.interrupted && (*context_.interrupted)())
       throw Fault{FaultKind::kInterrupted, context_.rank, context_.rank};
@@ -77,35 +78,35 @@ void Queue::wait(EventCount& event, const WindowLimits& limits, Ready ready, Che
 }
 
 // A queue goes on after the loss of other ranks: it has its own memory, and looks after its own ranks.
-void Queue::check_group() const {
+void SharedQueue::check_group() const {
   if (!context_.group.aborted()) return;
   const FaultKind kind = context_.group.fault().kind;
-  for (const auto loss :
-       {FaultKind::kPeerLost, FaultKind::kPeerLeft, FaultKind::kReplaced, FaultKind::kHostSilent})
+  for (const auto loss : {FaultKind::kPeerLost, FaultKind::kPeerLeft, FaultKind::kReplaced,
+                          FaultKind::kHostSilent, FaultKind::kStopped})
     if (kind == loss) return;
   throw Fault{FaultKind::kAborted, context_.rank, context_.rank};
 }
 
 // ---- who still needs a message ---------------------------------------------------------------------
 
-void Queue::set_presence(int place, Presence presence) {
+void SharedQueue::set_presence(int place, Presence presence) {
   reader(place).presence.store(static_cast<uint32_t>(presence));
 }
 
-bool Queue::needed_by(int place, uint64_t number) {
+bool SharedQueue::needed_by(int place, uint64_t number) {
   const Presence presence = this->presence(place);
   const uint8_t held = record(number).held[place].load();
   if (held == kNotHeld || presence == Presence::kLost) return false;
   return held == kTaken || (presence == Presence::kReading && number >= reader(place).first.load());
 }
 
-bool Queue::needed(uint64_t number) {
+bool SharedQueue::needed(uint64_t number) {
   for (int place = 0; place < std::ssize(ranks_); ++place)
     if (needed_by(place, number)) return true;
   return false;
 }
 
-void Queue::reclaim() {
+void SharedQueue::reclaim() {
   std::erase_if(stored_, [&](const auto& entry) {
     const uint64_t number = entry.second.number;
     if (latest_ && number == cell_.newest.load(std::memory_order_relaxed)) return false;
@@ -118,13 +119,13 @@ void Queue::reclaim() {
 
 // ---- the owner -------------------------------------------------------------------------------------
 
-bool Queue::fits(uint64_t at, size_t nbytes) const {
+bool SharedQueue::fits(uint64_t at, size_t nbytes) const {
   const auto next = stored_.lower_bound(at);
   return (next == stored_.end() ? capacity_ : next->first) - at >= nbytes;
 }
 
 // The end of the last message is tried first, then the first gap.
-bool Queue::find_room(size_t nbytes) {
+bool SharedQueue::find_room(size_t nbytes) {
   place_ = tail_;
   if (!in_use_[number_ % kQueueRecords] && fits(place_, nbytes)) return true;
   reclaim();
@@ -140,19 +141,22 @@ bool Queue::find_room(size_t nbytes) {
   return capacity_ - place_ >= nbytes;
 }
 
-uint64_t Queue::reserve(size_t nbytes, const WindowLimits& limits) {
+uint64_t SharedQueue::reserve(size_t nbytes, const WindowLimits& limits) {
   if (nbytes > capacity_) throw std::invalid_argument("a message is larger than its queue");
   check_group();
   look_for_dead(false);
   reserved_ = nbytes;
   const size_t wanted = rounded(nbytes);
   const auto ready = [&] { return find_room(wanted) || stopped_[ranks_.size()]; };
-  wait(cell_.returned, limits, ready, [&] { look_for_dead(true); });
+  wait(cell_.returned, limits, ready, [&] {
+    look_for_dead(true);
+    return Fault{};
+  });
   if (stopped_[ranks_.size()]) throw Fault{FaultKind::kPeerLeft, context_.rank, context_.rank};
   return place_;
 }
 
-void Queue::publish() {
+void SharedQueue::publish() {
   const uint64_t number = number_++;
   QueueRecord& made = record(number);
   made.offset = place_, made.nbytes = reserved_;
@@ -174,12 +178,12 @@ void Queue::publish() {
   notify(cell_.put);
 }
 
-void Queue::end(QueueState state) {
+void SharedQueue::end(QueueState state) {
   cell_.state.store(static_cast<uint32_t>(state));
   notify_sleepers(cell_.put);
 }
 
-void Queue::look_for_dead(bool now) {
+void SharedQueue::look_for_dead(bool now) {
   if (!now && now_ns() < looked_at_ + kQueueLook) return;
   looked_at_ = now_ns();
   for (int place = 0; place < std::ssize(ranks_); ++place) {
@@ -192,7 +196,7 @@ void Queue::look_for_dead(bool now) {
   }
 }
 
-SlowReader Queue::find_slowest() {
+SlowReader SharedQueue::find_slowest() {
   SlowReader found;
   for (const auto& [offset, one] : stored_)
     for (int place = 0; place < std::ssize(ranks_); ++place) {
@@ -204,14 +208,14 @@ SlowReader Queue::find_slowest() {
   return found;
 }
 
-std::string Queue::line_of(int place) {
+std::string SharedQueue::line_of(int place) {
   const int rank = ranks_[static_cast<size_t>(place)];
   return locate(context_.group, context_.peers, rank, reader(place).thread.load(std::memory_order_relaxed));
 }
 
 // ---- a reader --------------------------------------------------------------------------------------
 
-Queue::Message Queue::take(int place, const WindowLimits& limits) {
+SharedQueue::Message SharedQueue::take(int place, const WindowLimits& limits) {
   check_group();
   QueueReader& own = reader(place);
   own.thread.store(this_thread(), std::memory_order_relaxed);
@@ -222,9 +226,8 @@ Queue::Message Queue::take(int place, const WindowLimits& limits) {
         stopped_[static_cast<size_t>(place)] || state() != QueueState::kOpen;  // before the last message
     return take_now(place, message) || over;
   };
-  wait(cell_.put, limits, ready, [&] {
-    if (owner_ != context_.rank && context_.peers.dead(owner_) && !ready()) throw lost(owner_);
-  });
+  wait(cell_.put, limits, ready,
+       [&] { return owner_ != context_.rank && context_.peers.dead(owner_) ? lost(owner_) : Fault{}; });
   own.moved_ns.store(now_ns(), std::memory_order_relaxed);
   return message;
 }
@@ -232,7 +235,7 @@ Queue::Message Queue::take(int place, const WindowLimits& limits) {
 // R2: with `latest` the reader first says that it has the message, then looks whether it is still there; the
 // owner does the opposite (hazard pointers: Michael, IEEE Transactions on Parallel and Distributed Systems
 // 15, 2004). Otherwise the message stays until this reader has taken it.
-bool Queue::take_now(int place, Message& message) {
+bool SharedQueue::take_now(int place, Message& message) {
   if (presence(place) != Presence::kReading) return false;
   uint64_t& next = next_[static_cast<size_t>(place)];
   if (!latest_) next = std::max(next, reader(place).first.load());
@@ -251,30 +254,30 @@ bool Queue::take_now(int place, Message& message) {
   return true;
 }
 
-void Queue::join(int place) {
+void SharedQueue::join(int place) {
   stopped_[static_cast<size_t>(place)] = false;
   reader(place).moved_ns.store(now_ns(), std::memory_order_relaxed);
   if (!reads(place)) set_presence(place, latest_ ? Presence::kReading : Presence::kJoining);
 }
 
-void Queue::leave(int place) {
+void SharedQueue::leave(int place) {
   if (reads(place)) set_presence(place, Presence::kAbsent);
   notify(cell_.returned);
 }
 
-void Queue::stop(int place) {
+void SharedQueue::stop(int place) {
   stopped_[place < 0 ? ranks_.size() : static_cast<size_t>(place)] = true;
   notify_sleepers(place < 0 ? cell_.returned : cell_.put);
 }
 
-void Queue::give_back(int place, uint64_t number) noexcept {
+void SharedQueue::give_back(int place, uint64_t number) noexcept {
   if (getpid() != process_) return;
   record(number).held[place].store(kNotHeld);  // R2
   reader(place).moved_ns.store(now_ns(), std::memory_order_relaxed);
   notify(cell_.returned);
 }
 
-Fault Queue::lost(int rank) const {
+Fault SharedQueue::lost(int rank) const {
   Fault fault{FaultKind::kPeerLost, context_.rank, rank};
   context_.peers.look_up(context_.group.process_of(rank), fault);
   return fault;

@@ -58,15 +58,15 @@ struct SlowReader {
   bool taken = false;
 };
 
-class Queue {
+class SharedQueue {
  public:
   struct Message {
     uint64_t number, offset, nbytes;
   };
   // memory, nbytes: mapped and shared. ranks: of its places. owner: the rank that writes. latest: readers
   // take the newest message only, and nobody waits for them. spin: how long a call polls before it sleeps.
-  Queue(const WaitContext& context, unsigned char* memory, size_t nbytes, std::vector<int> ranks, int owner,
-        bool latest, Nanoseconds spin);
+  SharedQueue(const WaitContext& context, unsigned char* memory, size_t nbytes, std::vector<int> ranks,
+              int owner, bool latest, Nanoseconds spin);
   // What lies before the messages.
   static size_t bytes_before(size_t places);
   size_t capacity() const { return capacity_; }
@@ -122,6 +122,7 @@ class Queue {
   bool take_now(int place, Message& message);
   Fault lost(int rank) const;
   void check_group() const;
+  // ready: may take a message, so that it holds once. check: the fault, if a rank has died.
   template <class Ready, class Check>
   void wait(EventCount& event, const WindowLimits& limits, Ready ready, Check check);
 

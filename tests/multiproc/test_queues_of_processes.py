@@ -91,6 +91,19 @@ def test_a_dead_writer_is_named_after_its_messages(per_host: str) -> None:
 
 
 @ONE_HOST
+def test_what_a_writer_has_put_before_it_dies_comes_whole(per_host: str) -> None:
+    for _ in range(3):
+        assert Counter(outputs("struck_writer", 3, per_host, None)) == {"lost 0, all": 2}
+
+
+@HOSTS
+def test_a_queue_survives_the_loss_of_a_rank(per_host: str) -> None:
+    if per_host != "0":
+        pytest.skip("rank 3 is beside others")
+    assert outputs("survives", 4, per_host, None) == ["goes on"] * 3
+
+
+@ONE_HOST
 def test_a_stopped_reader_is_named(per_host: str) -> None:
     found = outputs("stopped", 3, per_host)
     assert found.count("all") == 2

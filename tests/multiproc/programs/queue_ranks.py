@@ -261,6 +261,31 @@ def dead_writer(group: Group) -> None:
     os._exit(0)
 
 
+def struck_writer(group: Group) -> None:
+    """Rank 0 dies at any moment; what it had put comes, each message once, whole, and nothing else."""
+    queue = group.queue(bytes=ROOM)
+    note = group.broadcast_object(None if group.rank else os.open(os.curdir, os.O_TMPFILE | os.O_RDWR))
+    note = os.open(f"/proc/{group._planner.engine.record_of(0).pid}/fd/{note}", os.O_RDWR)  # type: ignore[attr-defined]
+    group.barrier()
+    if group.rank == 0:
+        threading.Timer(
+            float(np.random.default_rng().uniform(0, 0.3)), os.kill, (os.getpid(), signal.SIGKILL)
+        ).start()
+        for i in range(1, 1 << 40):
+            queue.put(message(i))
+            os.pwrite(note, i.to_bytes(8, "little"), 0)
+    count = 0
+    try:
+        while True:
+            assert same(queue.get(timeout=20), message(count + 1)), count
+            count += 1
+    except un.PeerLost as error:
+        put = int.from_bytes(os.pread(note, 8, 0), "little")
+        print(f"lost {error.rank}, {'all' if put <= count <= put + 1 else (put, count)}", flush=True)
+    time.sleep(0.3)
+    os._exit(0)
+
+
 def stopped(group: Group) -> None:
     """Rank 1 is stopped; the writer's Timeout names it. It goes on, and everything comes."""
     queue = group.queue(bytes=ROOM)
@@ -328,6 +353,27 @@ def threads(group: Group) -> None:
         each.join()
     queue.close()
     print("put" if group.rank == 0 else sorted(found) == list(range(300)))
+
+
+def survives(group: Group) -> None:
+    """A queue goes on when its group has lost a rank that was not in it, and in the next group."""
+    queue = group.queue(0, [1, 2], bytes=ROOM)
+    if group.rank == 3:
+        os._exit(1)
+    try:
+        group.barrier()
+    except un.PeerLost:
+        pass
+    for turn in range(2):
+        if group.rank == 0:
+            for i in range(100):
+                queue.put([turn, i, "x" * 2000], timeout=20)
+        else:
+            assert [queue.get(timeout=20)[:2] for _ in range(100)] == [[turn, i] for i in range(100)]
+        group = group if turn else group.shrink()
+    group.barrier()
+    print("goes on")
+    os._exit(0)
 
 
 def two(group: Group) -> None:

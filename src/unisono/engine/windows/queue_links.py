@@ -54,6 +54,9 @@ class Told(msgspec.Struct, array_like=True):
     text: str
 
 
+_decode_told = msgspec.msgpack.Decoder(Told).decode
+
+
 class Ring(NamedTuple):
     """The queue of one host in this process.
 
@@ -147,7 +150,7 @@ class Link(_End):
             end = _TOLD.size + _TOLD.unpack_from(self._received)[0]
             if len(self._received) < end:
                 break
-            told = msgspec.msgpack.decode(self._received[_TOLD.size : end], type=Told)
+            told = _decode_told(self._received[_TOLD.size : end])
             self._told[told.lost] = told
             self._received = self._received[end:]
         return self._told.pop(lost, None)
