@@ -26,14 +26,16 @@ class BoundQueue {
   Answer run(double timeout_s, Call call) {
     engine.check_process();
     Answer answer{};
-    waiting(engine, true, [&](GilLock& gil) {
+    {
+      GilLock gil;  // it is no call that the end of the group waits for: that ends it afterwards
+      if (engine.shares_process()) gil.release();
       try {
         answer = call(WindowLimits{duration(timeout_s), &gil});
       } catch (const Fault& fault) {
         answer = {static_cast<int>(fault.kind), fault.rank, fault.signal, fault.exit_code};
       }
-      return FaultKind::kNone;
-    });
+    }
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return answer;
   }
 
@@ -71,13 +73,6 @@ void bind_queues(nb::module_& m) {
           "(0, offset, 0, 0).")
       .def("publish", [](BoundQueue& self) { self.queue.publish(); })
       .def("end", [](BoundQueue& self, int state) { self.queue.end(static_cast<QueueState>(state)); })
-      .def("look_for_dead",
-           [](BoundQueue& self) {
-             return self.run(0, [&](const WindowLimits&) {
-               self.queue.look_for_dead(true);
-               return Answer{};
-             });
-           })
       .def(
           "slowest",
           [](BoundQueue& self) {

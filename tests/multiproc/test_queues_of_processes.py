@@ -11,14 +11,16 @@ import pytest
 from effort import HANG_S
 
 HERE = Path(__file__).resolve().parent
-PROGRAM = HERE / "programs" / "queue_ranks.py"
+PROGRAMS = HERE / "programs"
+LOSSES = ("dead_reader", "dead_holder", "dead_writer", "struck_writer", "stopped", "standing", "survives")
 ONE_HOST = pytest.mark.parametrize("per_host", ["0"])
 HOSTS = pytest.mark.parametrize("per_host", ["0", "1", "2"])
 
 
 def outputs(mode: str, size: int, per_host: str = "0", code: int | None = 0, **environment: str) -> list[str]:
     """What the ranks print, without the launcher's prefixes. code: None: any."""
-    command = [sys.executable, "-m", "unisono", "run", "--grace", "60", "-n", str(size), str(PROGRAM), mode]
+    program = PROGRAMS / ("queue_losses.py" if mode in LOSSES else "queue_ranks.py")
+    command = [sys.executable, "-m", "unisono", "run", "--grace", "60", "-n", str(size), str(program), mode]
     ended = subprocess.run(
         command,
         env={**os.environ, "UNISONO_RANKS_PER_HOST": per_host, **environment},
@@ -117,14 +119,18 @@ def test_a_stopped_reader_is_named(per_host: str) -> None:
 
 @HOSTS
 def test_a_reader_that_stands_still_is_named_with_its_line(per_host: str) -> None:
-    line = next(i for i, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "# HERE" in text)
+    line = next(
+        i
+        for i, text in enumerate((PROGRAMS / "queue_losses.py").read_text().splitlines(), 1)
+        if "# HERE" in text
+    )
     found = outputs("standing", 3, per_host)
     assert len(found) == 1
     assert found[0].startswith("Timeout: queue.put timed out after 1 s: rank 1 (pid ")
     assert " holds message 1 for " in found[0]
-    assert f"queue_ranks.py:{line} in standing" in found[0] or f"queue_ranks.py:{line - 1} in" in found[0], (
-        found
-    )
+    assert (
+        f"queue_losses.py:{line} in standing" in found[0] or f"queue_losses.py:{line - 1} in" in found[0]
+    ), found
 
 
 @HOSTS
