@@ -39,7 +39,7 @@ def test_each_reader_gets_every_message_in_order(per_host: str) -> None:
 
 
 def test_ranks_that_may_not_open_each_others_memory_get_the_same() -> None:
-    assert Counter(outputs("every", 3, UNISONO_RANKS_PER_HOST="1")) == {"put": 1, "400": 2}
+    assert Counter(outputs("apart", 3)) == {"put": 1, "400": 2}
 
 
 @HOSTS
@@ -81,7 +81,7 @@ def test_a_dead_reader_is_named_once_and_the_others_go_on(mode: str, per_host: s
         pytest.skip("rank 1 shares its host, or is the only one of it")
     found = Counter(outputs(mode, 4, per_host, None))
     assert found["all"] == 2
-    named = {"dead_reader": ["[(1, True, 0.0)]", "[(1, True, 0.1)]"], "dead_holder": ["lost rank 1"]}[mode]
+    named = {"dead_reader": ["[(1, True, True)]"], "dead_holder": ["lost rank 1"]}[mode]
     assert sum(found[each] for each in named) == 1, found
 
 
@@ -112,7 +112,7 @@ def test_a_stopped_reader_is_named(per_host: str) -> None:
     named = [line for line in found if line != "all"]
     assert len(named) == 1
     assert named[0].startswith(
-        "queue.put timed out after 0.7 s: rank 1 (pid PID) has not taken message 1 for 0."
+        "queue.put timed out after 0.7 s: rank 1 (pid PID) has not taken message 1 for "
     )
     assert named[0].endswith("it is stopped (SIGSTOP, a debugger)")
 

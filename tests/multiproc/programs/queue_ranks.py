@@ -12,6 +12,7 @@ import numpy as np
 import unisono as un
 from unisono import Group
 from unisono.engine.encoding import encode
+from unisono.engine.windows import queue_opening
 
 ROOM = 1 << 16
 
@@ -63,6 +64,13 @@ def every(group: Group) -> None:
                 assert same(each, message(i)), i
             count += 1
         print(count)
+
+
+def apart(group: Group) -> None:
+    """The same where the system refuses to open another process's memory, as a sandbox does."""
+    opened = queue_opening._mapped
+    queue_opening._mapped = lambda pid, *rest: opened(pid, *rest) if pid == os.getpid() else None
+    every(group)
 
 
 def latest(group: Group) -> None:
