@@ -135,7 +135,7 @@ class Link(_End):
         super().__init__(ring, sock)
         ring.native.join(place)
         self.place, self._received = place, b""
-        self._told: dict[bool, Told] = {}  # by `lost`: the newest
+        self._told: dict[bool, list[Told]] = {True: [], False: []}  # by `lost`
         self.thread.start()
 
     def told(self, lost: bool) -> Told | None:
@@ -151,9 +151,12 @@ class Link(_End):
             if len(self._received) < end:
                 break
             told = _decode_told(self._received[_TOLD.size : end])
-            self._told[told.lost] = told
+            self._told[told.lost].append(told)
             self._received = self._received[end:]
-        return self._told.pop(lost, None)
+        found = self._told[lost]
+        if not lost:  # the newest counts
+            del found[:-1]
+        return found.pop(0) if found else None
 
     def _run(self) -> None:
         native, sock = self._ring.native, self._socket
@@ -184,7 +187,7 @@ class Link(_End):
         self._ring.native.leave(self.place)
         lost = self._ring.lost(self._ring.ranks[self.place], 0, -1)
         lost.text += " and its host gets no more messages"
-        self._told[True] = lost
+        self._told[True].append(lost)
 
 
 class Relay(_End):
