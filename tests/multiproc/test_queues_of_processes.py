@@ -12,7 +12,16 @@ from effort import HANG_S
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
-LOSSES = ("dead_reader", "dead_holder", "dead_writer", "struck_writer", "stopped", "standing", "survives")
+LOSSES = (
+    "dead_reader",
+    "dead_holder",
+    "dead_relay",
+    "dead_writer",
+    "struck_writer",
+    "stopped",
+    "standing",
+    "survives",
+)
 ONE_HOST = pytest.mark.parametrize("per_host", ["0"])
 HOSTS = pytest.mark.parametrize("per_host", ["0", "1", "2"])
 
@@ -83,6 +92,11 @@ def test_a_dead_reader_is_named_once_and_the_others_go_on(mode: str, per_host: s
     assert found["all"] == 2
     named = {"dead_reader": ["[(1, True, True)]"], "dead_holder": ["lost rank 1"]}[mode]
     assert sum(found[each] for each in named) == 1, found
+
+
+def test_a_dead_relay_is_named_on_both_sides() -> None:
+    found = Counter(outputs("dead_relay", 4, "2", None))
+    assert found == {"['2 False']": 1, "[]": 1, "['2 True']": 1}
 
 
 @HOSTS

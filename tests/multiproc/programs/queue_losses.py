@@ -68,6 +68,26 @@ def dead_holder(group: Group) -> None:
     os._exit(0)
 
 
+def dead_relay(group: Group) -> None:
+    """Rank 2 dies, which passes messages on to rank 3: both others learn it, and rank 1 reads on."""
+    queue = group.queue(bytes=ROOM)
+    if group.rank == 2:
+        queue.get()
+        os.kill(os.getpid(), signal.SIGKILL)
+    lost = []
+    for number in range(299 if group.rank else 300):  # one is not put
+        try:
+            queue.put([number, "x" * 1000], timeout=20) if group.rank == 0 else queue.get(timeout=20)
+            time.sleep(0.002 if group.rank == 0 else 0)
+        except un.PeerLost as error:
+            lost.append(f"{error.rank} {'passes it on' in str(error)}")
+            if group.rank == 3:
+                break
+    print(lost, flush=True)
+    queue.close()
+    os._exit(0)
+
+
 def dead_writer(group: Group) -> None:
     """Rank 0 dies; the readers get what it has put, and then its name."""
     queue = group.queue(bytes=ROOM)
