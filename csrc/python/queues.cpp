@@ -88,7 +88,7 @@ void bind_queues(nb::module_& m) {
           "take",
           [](BoundQueue& self, int place, double timeout_s) {
             return self.run(timeout_s, [&](const WindowLimits& limits) {
-              const SharedQueue::Message found = self.queue.take(place, limits);
+              const SharedQueue::QueueMessage found = self.queue.take(place, limits);
               return Answer{0, found.number, found.offset, found.nbytes};
             });
           },

@@ -14,8 +14,8 @@ namespace unisono {
 namespace {
 
 constexpr int kQueuePolls = 64;  // before the clock is read
-constexpr Nanoseconds kQueueSlice =
-    20 * kMillisecond;  // longest sleep: bounds the delay of a death or Ctrl-C
+// The longest sleep: it bounds the delay of a death or Ctrl-C.
+constexpr Nanoseconds kQueueSlice = 20 * kMillisecond;
 constexpr Nanoseconds kQueueLook = 10 * kMillisecond;
 
 size_t rounded(size_t nbytes) {
@@ -215,12 +215,12 @@ std::string SharedQueue::line_of(int place) {
 
 // ---- a reader --------------------------------------------------------------------------------------
 
-SharedQueue::Message SharedQueue::take(int place, const WindowLimits& limits) {
+SharedQueue::QueueMessage SharedQueue::take(int place, const WindowLimits& limits) {
   check_group();
   QueueReader& own = reader(place);
   own.thread.store(this_thread(), std::memory_order_relaxed);
   own.moved_ns.store(now_ns(), std::memory_order_relaxed);
-  Message message{};
+  QueueMessage message{};
   const auto ready = [&] {
     const bool over =
         stopped_[static_cast<size_t>(place)] || state() != QueueState::kOpen;  // before the last message
@@ -235,7 +235,7 @@ SharedQueue::Message SharedQueue::take(int place, const WindowLimits& limits) {
 // R2: with `latest` the reader first says that it has the message, then looks whether it is still there; the
 // owner does the opposite (hazard pointers: Michael, IEEE Transactions on Parallel and Distributed Systems
 // 15, 2004). Otherwise the message stays until this reader has taken it.
-bool SharedQueue::take_now(int place, Message& message) {
+bool SharedQueue::take_now(int place, QueueMessage& message) {
   if (presence(place) != Presence::kReading) return false;
   uint64_t& next = next_[static_cast<size_t>(place)];
   if (!latest_) next = std::max(next, reader(place).first.load());

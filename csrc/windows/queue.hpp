@@ -60,7 +60,7 @@ struct SlowReader {
 
 class SharedQueue {
  public:
-  struct Message {
+  struct QueueMessage {
     uint64_t number, offset, nbytes;
   };
   // memory, nbytes: mapped and shared. ranks: of its places. owner: the rank that writes. latest: readers
@@ -90,7 +90,7 @@ class SharedQueue {
   // ---- a reader, one thread of each place at a time
   // The next message, or with `latest` the newest one, if it is newer than the last one taken. Number 0:
   // nothing will follow, or `stop` was called.
-  Message take(int place, const WindowLimits& limits);
+  QueueMessage take(int place, const WindowLimits& limits);
   void join(int place);
   void leave(int place);
 
@@ -119,7 +119,7 @@ class SharedQueue {
   void reclaim();
   bool find_room(size_t nbytes);
   bool fits(uint64_t at, size_t nbytes) const;
-  bool take_now(int place, Message& message);
+  bool take_now(int place, QueueMessage& message);
   Fault lost(int rank) const;
   void check_group() const;
   // ready: may take a message, so that it holds once. check: the fault, if a rank has died.

@@ -53,22 +53,31 @@ class MessageQueue:
 
     def enqueue(self, obj: Any, timeout: float | None = None) -> None:
         """Send an object. Raises TimeoutError: a reader is too slow, which the text names."""
-        assert self._group.rank == self._queue.writer, "Only writers can enqueue"
+        self._refuse(not self._writes, "Only writers can enqueue")
         self._queue.put(obj, timeout=math.inf if timeout is None else timeout)
 
     def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> Any:  # noqa: ARG002
         """The next object, which is the caller's own. Raises TimeoutError; RuntimeError after `shutdown`."""
-        assert self._group.rank != self._queue.writer, "Only readers can dequeue"
+        self._refuse(self._writes, "Only readers can dequeue")
         with self._reading():
             return self._queue.get(timeout=math.inf if timeout is None else timeout, copy=True)
 
     @contextmanager
     def acquire_read(self, timeout: float | None = None, indefinite: bool = False) -> Iterator[memoryview]:  # noqa: ARG002
         """The encoded bytes of the next object, in place."""
-        assert self._group.rank != self._queue.writer, "Only readers can acquire read"
+        self._refuse(self._writes, "Only readers can acquire read")
         with self._reading():
             data = self._queue.read(timeout=math.inf if timeout is None else timeout)
         yield memoryview(data)
+
+    @property
+    def _writes(self) -> bool:
+        return self._group.rank == self._queue.writer
+
+    @staticmethod
+    def _refuse(wrong: bool, text: str) -> None:
+        if wrong:
+            raise AssertionError(text)  # as there
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -79,7 +88,7 @@ class MessageQueue:
 
     def broadcast_object(self, obj: Any = None) -> Any:
         """`enqueue` on the writer, `dequeue` elsewhere; returns the object."""
-        if self._group.rank != self._queue.writer:
+        if not self._writes:
             return self.dequeue()
         self.enqueue(obj)
         return obj

@@ -15,7 +15,7 @@ from unisono import _native
 from unisono._native import FaultKind
 from unisono.engine import encoding
 from unisono.engine.encoding.nodes import LARGE_NBYTES
-from unisono.engine.windows.queue_links import Link, QueueState, Relay, Ring, Told
+from unisono.engine.windows.queue_links import QueueLink, QueueMemory, QueueRelay, QueueState, Told
 from unisono.engine.windows.window import Seconds, WindowOwner
 from unisono.errors import GroupClosed, PeerLost, Timeout
 
@@ -50,10 +50,10 @@ class Queue:
     def __init__(
         self,
         owner: WindowOwner,
-        ring: Ring | None,
+        ring: QueueMemory | None,
         terms: tuple[int, list[int], int, str, bool],
-        links: Sequence[Link],
-        relay: Relay | None,
+        links: Sequence[QueueLink],
+        relay: QueueRelay | None,
     ) -> None:
         """ring: None on a rank that neither writes nor reads.  links, relay: its threads between hosts."""
         self.writer, readers, _, self.keep, self._pickle = terms
@@ -193,7 +193,7 @@ class Queue:
         finally:
             self._lock.release()
 
-    def _place(self, operation: str, *, writes: bool) -> Ring:
+    def _place(self, operation: str, *, writes: bool) -> QueueMemory:
         """This rank's place in the queue, if it may call that."""
         rank, ring = self._owner.rank, self._ring
         if ring is None or writes != (rank == self.writer):

@@ -1,7 +1,8 @@
 """A queue between hosts: the writer's host sends each message once to every other host.
 
-On the writer's host a `Link` reads the queue as a reader does, and sends what it takes. On the other host a
-`Relay`, in one of its ranks, receives each message into a queue of that host. Both are threads that sleep.
+On the writer's host a `QueueLink` reads the queue as a reader does, and sends what it takes. On another host
+a `QueueRelay`, in one of its ranks, receives each message into a queue of that host. Both are threads that
+sleep.
 
     writer -> link:   8 bytes length, the message; or END
     link <- relay:    4 bytes length, a `Told`: a reader that has died, or one that is slow
@@ -57,7 +58,7 @@ class Told(msgspec.Struct, array_like=True):
 _decode_told = msgspec.msgpack.Decoder(Told).decode
 
 
-class Ring(NamedTuple):
+class QueueMemory(NamedTuple):
     """The queue of one host in this process.
 
     Attributes:
@@ -104,7 +105,7 @@ class _TakenMessage:
 
     __slots__ = ("__array_interface__", "_number", "_ring")
 
-    def __init__(self, ring: Ring, number: int, offset: int, nbytes: int) -> None:
+    def __init__(self, ring: QueueMemory, number: int, offset: int, nbytes: int) -> None:
         data = ring.array.__array_interface__["data"][0] + offset, True
         self.__array_interface__ = {"data": data, "shape": (nbytes,), "typestr": "|u1", "version": 3}
         self._ring, self._number = ring, number
@@ -116,7 +117,7 @@ class _TakenMessage:
 class _End:
     """One end of a connection, and its thread."""
 
-    def __init__(self, ring: Ring, sock: socket.socket) -> None:
+    def __init__(self, ring: QueueMemory, sock: socket.socket) -> None:
         self._ring, self._socket = ring, sock
         self.thread = threading.Thread(target=self._run, name="unisono queue", daemon=True)
 
@@ -128,10 +129,10 @@ class _End:
         raise NotImplementedError
 
 
-class Link(_End):
+class QueueLink(_End):
     """Sends what is put to one other host, in a thread. `place` is that of the host's relay."""
 
-    def __init__(self, ring: Ring, place: int, sock: socket.socket) -> None:
+    def __init__(self, ring: QueueMemory, place: int, sock: socket.socket) -> None:
         super().__init__(ring, sock)
         ring.native.join(place)
         self.place, self._received = place, b""
@@ -190,10 +191,10 @@ class Link(_End):
         self._told[True].append(lost)
 
 
-class Relay(_End):
+class QueueRelay(_End):
     """Receives messages for the readers of its host, in a thread."""
 
-    def __init__(self, ring: Ring, sock: socket.socket) -> None:
+    def __init__(self, ring: QueueMemory, sock: socket.socket) -> None:
         super().__init__(ring, sock)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)

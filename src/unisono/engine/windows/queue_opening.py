@@ -17,7 +17,7 @@ from unisono.engine.store import Store
 from unisono.engine.store.base import close_in_children
 from unisono.engine.windows.opening import connect_members
 from unisono.engine.windows.queue import Queue
-from unisono.engine.windows.queue_links import Link, Relay, Ring
+from unisono.engine.windows.queue_links import QueueLink, QueueMemory, QueueRelay
 from unisono.engine.windows.window import WindowOwner
 
 KEEPS = "all", "latest"
@@ -56,7 +56,7 @@ def open_queue(
     if meeting is not None:
         homes = [info.memory_domain for info in meeting[1].membership.peers]
     ring, heads, key = _share(owner, gather, homes, terms, spin_s)
-    links: list[Link] = []
+    links: list[QueueLink] = []
     relay = None
     if ring is not None and len(heads) > 1 and owner.rank in heads:
         found = connect_members(owner, heads, list(map(str, heads)), meeting, key, (_KIND,)).detach(_KIND)
@@ -66,9 +66,9 @@ def open_queue(
                 continue
             sock.setblocking(True)
             if owner.rank == writer:
-                links.append(Link(ring, ring.ranks.index(rank), sock))
+                links.append(QueueLink(ring, ring.ranks.index(rank), sock))
             elif rank == writer:
-                relay = Relay(ring, sock)
+                relay = QueueRelay(ring, sock)
             else:
                 sock.close()
     if ring is not None and ring.place >= 0 and join:
@@ -101,7 +101,7 @@ def _terms(
 
 def _share(
     owner: WindowOwner, gather: Callable[[Any], list[Any]], homes: list[str], terms: Terms, spin_s: float
-) -> tuple[Ring | None, list[int], str]:
+) -> tuple[QueueMemory | None, list[int], str]:
     """This rank's queue; the rank of each host that owns its memory, the writer first; a new name.
 
     Raises:
@@ -142,7 +142,7 @@ def _share(
     native = _native.Queue(engine, everything, places, head, keep == "latest", spin_s)
     array = everything[size - nbytes :]
     place = places.index(owner.rank) if owner.rank != writer else -1
-    return Ring(engine, native, array, array.data, tuple(places), place), heads, key
+    return QueueMemory(engine, native, array, array.data, tuple(places), place), heads, key
 
 
 def _mapped(pid: int, memory: int, size: int) -> mmap.mmap | None:
