@@ -18,36 +18,42 @@ constexpr useconds_t kLookUs = 500;
 constexpr size_t kMostLocated = 8;
 constexpr std::string_view kFileName = "/memfd:unisono-stack";  // see engine/bootstrap/stack_file.py
 
-// The question to one rank of this host, whose report this thread has claimed and publishes.
+// The question to a thread of one rank of this host.
 class StackQuestion {
  public:
-  StackQuestion(RankCell& cell, bool alive) : cell_(cell), pid_(cell.pid.load(std::memory_order_relaxed)) {
-    const int fd = cell.stack_fd.load(std::memory_order_relaxed) - 1;
+  // publishes: this thread has claimed the rank's report, which will be the answer.
+  StackQuestion(GroupState& group, const PeerProcesses& peers, int rank, pid_t thread, bool publishes)
+      : cell_(group.cell(rank)),
+        pid_(cell_.pid.load(std::memory_order_relaxed)),
+        thread_(thread),
+        publishes_(publishes) {
+    const bool alive = pid_ == getpid() || (peers.pidfd(rank) >= 0 && !peers.dead(rank));
+    const int fd = cell_.stack_fd.load(std::memory_order_relaxed) - 1;
     const std::string path = "/proc/" + std::to_string(pid_) + "/fd/" + std::to_string(fd);
     char name[kFileName.size()];
     // The program may have closed its descriptors and used the number again: then nobody may write there.
     if (alive && fd >= 0 && readlink(path.c_str(), name, sizeof name) == ssize_t{sizeof name} &&
         std::string_view(name, sizeof name) == kFileName)
       file_ = FileDescriptor(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (file_ < 0) publish("");
+    if (file_ < 0) end("");
   }
 
   // Sends the signal once nobody else asks this process, and looks for the stack.
   void advance() {
     if (start_ < 0 && flock(file_, LOCK_EX | LOCK_NB) == 0) {
       start_ = lseek(file_, 0, SEEK_END);
-      const pid_t thread = cell_.thread.load(std::memory_order_relaxed);
-      if (syscall(SYS_tgkill, pid_, thread, SIGURG) != 0)  // it has ended: ask the main thread
+      if (syscall(SYS_tgkill, pid_, thread_, SIGURG) != 0)  // it has ended: ask the main thread
         (void)syscall(SYS_tgkill, pid_, pid_, SIGURG);
     }
     const std::string line = found(false);
-    if (!line.empty()) publish(line);
+    if (!line.empty()) end(line);
   }
 
   // The time is over. The whole program may be an installed package; or the line stays unknown, and nobody
   // waits for it again.
-  void finish() { publish(found(true)); }
+  void finish() { end(found(true)); }
   bool is_open() const { return file_ >= 0; }
+  const std::string& line() const { return line_; }
 
  private:
   std::string found(bool installed) const {
@@ -56,14 +62,16 @@ class StackQuestion {
     stack.resize(static_cast<size_t>(std::max<ssize_t>(0, pread(file_, stack.data(), stack.size(), start_))));
     return program_line(stack, stack_file().library_folders, installed);
   }
-  void publish(const std::string& line) {
-    publish_report(cell_, kLocated,
-                   line.size() < kReportBytes ? line : "..." + line.substr(line.size() + 4 - kReportBytes));
+  void end(const std::string& line) {
+    line_ = line.size() < kReportBytes ? line : "..." + line.substr(line.size() + 4 - kReportBytes);
+    if (publishes_) publish_report(cell_, kLocated, line_);
     file_.reset();
   }
 
   RankCell& cell_;
-  const pid_t pid_;
+  const pid_t pid_, thread_;
+  const bool publishes_;
+  std::string line_;
   FileDescriptor file_;
   off_t start_ = -1;  // of the stack in the file; -1: not asked yet
 };
@@ -118,8 +126,7 @@ void locate_late_ranks(GroupState& group, const PeerProcesses& peers) try {
   for (const int rank : ranks) {
     RankCell& cell = group.cell(rank);
     if (!group.on_this_host(rank) || !claim_report(cell)) continue;
-    const bool in_this_process = cell.pid.load(std::memory_order_relaxed) == getpid();
-    questions.emplace_back(cell, in_this_process || (peers.pidfd(rank) >= 0 && !peers.dead(rank)));
+    questions.emplace_back(group, peers, rank, cell.thread.load(std::memory_order_relaxed), true);
   }
   const auto unknown = [&](int rank) {
     return group.cell(rank).report.state.load(std::memory_order_acquire) != 2;
@@ -130,6 +137,16 @@ void locate_late_ranks(GroupState& group, const PeerProcesses& peers) try {
   for (StackQuestion& each : questions)
     if (each.is_open()) each.finish();
 } catch (const std::bad_alloc&) {  // the lines stay unknown
+}
+
+std::string locate(GroupState& group, const PeerProcesses& peers, int rank, pid_t thread) {
+  if (!group.on_this_host(rank)) return "";
+  StackQuestion question(group, peers, rank, thread, false);
+  for (const Nanoseconds end = now_ns() + kLocatePatience; question.is_open() && now_ns() < end;
+       usleep(kLookUs))
+    question.advance();
+  if (question.is_open()) question.finish();
+  return question.line();
 }
 
 }  // namespace unisono

@@ -170,4 +170,5 @@ NB_MODULE(_native, m) {
   bind_memory(m);
   bind_simulator(m);
   bind_windows(m);
+  bind_queues(m);
 }

@@ -34,6 +34,7 @@ _HOMES = {
     "unisono.engine.environment.event_log": ("log",),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
+    "unisono.engine.windows.queue": ("Queue",),
     "unisono.engine.windows.window": ("Window",),
     "unisono.planner": ("plan",),
     "unisono.simulation": ("simulate",),
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from unisono.engine.memory.arrays import empty
     from unisono.engine.operations.reduction import ReduceOp, premul_sum
     from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
+    from unisono.engine.windows.queue import Queue
     from unisono.engine.windows.window import Window
     from unisono.errors import (
         Aborted,
@@ -135,6 +137,7 @@ __all__ = [
     "PeerLost",
     "PlanError",
     "PrefixStore",
+    "Queue",
     "RecvFrom",
     "ReduceOp",
     "RendezvousError",

@@ -85,6 +85,8 @@ class StoreTimeout(StoreError, TimeoutError):
 class GroupError(UnisonoError):
     """An operation of a group failed. The group is aborted and stays so; `close()` works.
 
+    The Timeout and PeerLost of a `Queue` leave the group as it is.
+
     Attributes:
         report: the record of the fault; None if the engine did not find it.
     """

@@ -35,6 +35,7 @@ PUBLIC = [
     "PeerLost",
     "PlanError",
     "PrefixStore",
+    "Queue",
     "RecvFrom",
     "ReduceOp",
     "RendezvousError",

@@ -32,6 +32,7 @@ RUNS = [
     ("eigenvector.py", 3, [], "largest eigenvalue"),
     ("language_model.py", 2, ["--seconds", "1"], "the same bits on 2 ranks"),
     ("elastic.py", 3, [], "largest eigenvalue"),
+    ("serving.py", 3, [], "worker 2: 163840"),
     ("heat.py", 3, [], "as one process computes them"),
     ("hugging_face.py", 2, ["--plan", "zero"], "do not differ from one process's"),
     ("hugging_face.py", 2, ["--plan", "tensor"], "do not differ from one process's"),

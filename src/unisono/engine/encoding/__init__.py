@@ -17,9 +17,9 @@ from typing import Any
 from unisono.engine.encoding.decoder import ObjectDecoder
 from unisono.engine.encoding.encoder import EncodeError, ObjectEncoder
 from unisono.engine.encoding.item_path import path_to
-from unisono.engine.encoding.message_frame import EncodedMessage, PayloadFormat, join, split
+from unisono.engine.encoding.message_frame import EncodedMessage, PayloadFormat, frame, split
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode", "encode", "encode_in_pieces"]
 
 
 def encode(obj: Any, *, pickle: bool = False) -> bytes:
@@ -34,6 +34,11 @@ def encode(obj: Any, *, pickle: bool = False) -> bytes:
         TypeError: something in it cannot be sent; the text names it and its path.
         ValueError: it contains itself, or is nested too deep.
     """
+    return b"".join(encode_in_pieces(obj, pickle=pickle))
+
+
+def encode_in_pieces(obj: Any, *, pickle: bool = False) -> list[bytes | bytearray | memoryview]:
+    """The same in pieces, one behind another; large arrays among them are not copied."""
     if pickle:
         return _pickled(obj)
     writer = ObjectEncoder()
@@ -43,13 +48,13 @@ def encode(obj: Any, *, pickle: bool = False) -> bytes:
         raise refused.error(_refusal(obj, refused)) from None
     except MemoryError:
         raise ValueError("cannot encode: this machine has not enough memory") from None
-    return join(PayloadFormat.TYPED, writer.nodes, writer.values, writer.small, writer.large)
+    return frame(PayloadFormat.TYPED, writer.nodes, writer.values, writer.small, writer.large)
 
 
-def decode(data: Any, *, pickle: bool = False) -> Any:
+def decode(data: Any, *, pickle: bool = False, in_place: bool = False) -> Any:
     """The object of `encode`'s bytes.
 
-    Large arrays share the memory of `data` when that is writable; nothing else does.
+    Large arrays share the memory of `data` when that is writable, or with `in_place`; nothing else does.
 
     Args:
         data: anything with the buffer protocol, contiguous.
@@ -60,13 +65,13 @@ def decode(data: Any, *, pickle: bool = False) -> Any:
     """
     message = split(data)
     if message.envelope == PayloadFormat.TYPED:
-        return ObjectDecoder(message).read()
+        return ObjectDecoder(message, in_place).read()
     if not pickle:
         raise ValueError(
             "cannot decode: the sender pickled this object, and unpickling runs what the sender wrote. "
             "Pass pickle=True on every rank if you trust them all, or send it without pickle=True"
         )
-    return _unpickled(message)
+    return _unpickled(message, in_place)
 
 
 def _refusal(obj: Any, refused: EncodeError) -> str:
@@ -74,17 +79,17 @@ def _refusal(obj: Any, refused: EncodeError) -> str:
     return f"cannot encode {refused.what}{place and ' at ' + place}: {refused.why}"
 
 
-def _pickled(obj: Any) -> bytes:
+def _pickled(obj: Any) -> list[bytes | bytearray | memoryview]:
     buffers: list[pickling.PickleBuffer] = []
     data = pickling.dumps(obj, protocol=5, buffer_callback=buffers.append)
     large = [buffer.raw() for buffer in buffers]
-    return join(PayloadFormat.PICKLED, data, [one.nbytes for one in large], b"", large)
+    return frame(PayloadFormat.PICKLED, data, [one.nbytes for one in large], b"", large)
 
 
-def _unpickled(message: EncodedMessage) -> Any:
-    """The unpickled object; its buffers are writable, as in a typed message."""
+def _unpickled(message: EncodedMessage, in_place: bool) -> Any:
+    """The unpickled object; its buffers are as those of a typed message."""
     pieces = [message.large.take(nbytes) for nbytes in message.sizes()]
     message.small.end()
     message.large.end()
-    buffers = [bytearray(piece) if piece.readonly else piece for piece in pieces]
+    buffers = [bytearray(piece) if piece.readonly and not in_place else piece for piece in pieces]
     return pickling.loads(message.nodes, buffers=buffers)  # noqa: S301  (asked for)

@@ -36,8 +36,10 @@ class _PartialContainer:
 class ObjectDecoder:
     """Builds one object."""
 
-    def __init__(self, message: EncodedMessage) -> None:
+    def __init__(self, message: EncodedMessage, in_place: bool = False) -> None:
+        """in_place: arrays share the message's memory, though it is read-only."""
         self._message = message
+        self._in_place = in_place
         self._values = message.values
         self._next = 0
         self._frames = [_PartialContainer(1, _first)]
@@ -189,11 +191,11 @@ class ObjectDecoder:
     def _read_array(self, order: Order = "C") -> None:
         dtype = restore(self._of(str))
         shape = tuple(self._many())
-        self._done(_array(dtype, shape, self._bytes(), order))
+        self._done(_array(dtype, shape, self._bytes(), order, self._in_place))
 
     def _read_scalar(self) -> None:
         dtype = restore(self._of(str))
-        self._done(_array(dtype, (), self._bytes(), "C")[()])
+        self._done(_array(dtype, (), self._bytes(), "C", False)[()])
 
 
 _READERS: dict[int, Callable[[ObjectDecoder], None]] = {
@@ -246,16 +248,16 @@ def _flag(cls: type, items: Items) -> Any:
 
 
 def _array(
-    dtype: np.dtype[Any], shape: tuple[Any, ...], memory: memoryview, order: Order
+    dtype: np.dtype[Any], shape: tuple[Any, ...], memory: memoryview, order: Order, in_place: bool
 ) -> np.ndarray[Any, Any]:
-    """A writable array: it shares `memory` if that is large and writable."""
+    """An array: it shares `memory` if that is large, and writable or read in place."""
     if not all(type(length) is int and length >= 0 for length in shape):
         raise garbage(f"{shape!r:.80} is no shape")
     if math.prod(shape) * dtype.itemsize != memory.nbytes:
         raise garbage(f"an array of shape {shape!r:.80} and type {dtype} does not take {memory.nbytes} bytes")
     if dtype.kind == "b" and memory.nbytes and np.frombuffer(memory, np.uint8).max() > 1:
         raise garbage("a bool is neither 0 nor 1")
-    shared = memory.nbytes >= LARGE_NBYTES and not memory.readonly
+    shared = memory.nbytes >= LARGE_NBYTES and (in_place or not memory.readonly)
     try:
         array: np.ndarray[Any, Any] = np.ndarray(
             shape, dtype, memory if shared else bytearray(memory), order=order

@@ -86,14 +86,14 @@ class EncodedMessage:
             yield value
 
 
-def join(
+def frame(
     envelope: PayloadFormat,
     nodes: bytes | bytearray,
     values: Sequence[Value],
     small: bytes | bytearray,
     large: Sequence[memoryview],
-) -> bytes:
-    """One piece of memory from the parts of a message."""
+) -> list[bytes | bytearray | memoryview]:
+    """The pieces of memory of a message, one behind another."""
     packed = msgspec.msgpack.encode(values)
     header = _HEADER.pack(_MAGIC, _VERSION, envelope, len(nodes), len(packed), len(small))
     parts: list[bytes | bytearray | memoryview] = [header, nodes, packed, small]
@@ -101,7 +101,7 @@ def join(
     for piece in large:
         parts += [bytes(-at % _ALIGNMENT), piece]
         at += -at % _ALIGNMENT + piece.nbytes
-    return b"".join(parts)
+    return parts
 
 
 def split(data: Any) -> EncodedMessage:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from unisono.codecs.codec import Codec
     from unisono.engine.group.codec_arguments import CodecChoice
     from unisono.engine.group.departure import Departure
+    from unisono.engine.windows.queue import Queue
     from unisono.engine.windows.window import Window
 
     CodecName = Codec | str | None
@@ -743,6 +744,39 @@ class Group(_native.GroupBase):
 
     def _window(self, array: Any) -> Window:  # noqa: ARG002
         raise NotSupported("a group of this backend has no windows", what="window()")
+
+    def queue(
+        self,
+        writer: int = 0,
+        readers: Sequence[int] | None = None,
+        *,
+        bytes: int = 64 << 20,  # noqa: A002  (of the memory, as in the size of a buffer)
+        keep: str = "all",
+        spin_s: float = 20e-6,
+        join: bool = True,
+        pickle: bool = False,
+    ) -> Queue:
+        """A queue: `writer` puts messages, which `readers` read in place. Every rank calls it.
+
+        On one host messages are in shared memory, each once. Each other host gets one copy.
+
+        Args:
+            readers: the ranks that may read; None: all but the writer.
+            bytes: the room for messages, on each host; a message may be as large.
+            keep: "all": each reader gets every message in order, and `put` waits for the slowest one.
+                "latest": a reader gets the newest message only, and `put` waits for nobody.
+            spin_s: how long a waiting call polls, in seconds; then it sleeps until it is woken.
+            join: whether this rank reads from the beginning; otherwise after `Queue.join()`.
+            pickle: as in `broadcast_object`.
+        Raises:
+            ValueError, TypeError: a wrong argument, or other ones on another rank; on all ranks.
+            MemoryError: a host has not so much memory.  NotSupported: a group of another backend.
+        Example: queue = group.queue(); queue.put(x) if group.rank == 0 else queue.get()
+        """
+        return self._queue(writer, readers, bytes, keep, spin_s, join, pickle)
+
+    def _queue(self, *terms: Any) -> Queue:  # noqa: ARG002
+        raise NotSupported("a group of this backend has no queues", what="queue()")
 
     # ---- objects ------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from unisono.engine.store.base import close_in_children
 from unisono.errors import GroupClosed, GroupError, NotSupported, RendezvousError
 
 if TYPE_CHECKING:
+    from unisono.engine.windows.queue import Queue
     from unisono.engine.windows.window import Window
 
 
@@ -231,6 +232,12 @@ class NativeGroup(MembershipGroup):
         extent = base, numel * ITEMSIZES[dtype], dtype
         gather, meeting = self.all_gather_object, self._meeting()
         return open_window(planner, ranks, gather, array, extent, pinned(array), meeting=meeting)
+
+    def _queue(self, *terms: Any) -> Queue:
+        from unisono.engine.windows.queue_opening import open_queue  # most programs have none
+
+        self._planner.check_open()
+        return open_queue(self._planner, self.all_gather_object, self._meeting(), *terms)
 
     def _meeting(self) -> tuple[Store, Identity] | None:
         """Where ranks of a window meet, and who is in this group."""

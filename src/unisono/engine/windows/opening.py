@@ -12,6 +12,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.engine.bootstrap.forming import Identity
+from unisono.engine.bootstrap.peer_sockets import PeerSockets
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
 from unisono.engine.windows.window import ExposedPart, Window, WindowOwner
@@ -89,31 +90,50 @@ def _connect(
     key: str,
 ) -> None:
     """Fill in, by rank, whom this rank reaches, and its connections to ask and to serve the others."""
-    from unisono.engine.bootstrap.host_connections import connect_hosts  # not needed on one host
-
-    if meeting is None:
-        raise GroupError(f"group {owner.name!r} has no store in which the ranks of a window could meet")
-    store, identity = meeting
-    settings = identity.settings
-    infos = [identity.membership.peers[rank] for rank in members]
-    hosts = [info.memory_domain for info in infos]
+    hosts = [str(rank) for rank in members]
+    if meeting is not None:
+        hosts = [meeting[1].membership.peers[rank].memory_domain for rank in members]
     pairs = [(i, j) for i, host in enumerate(hosts) for j, other in enumerate(hosts) if host == other]
     if not all(reached[i][j] for i, j in pairs):  # no process may read another one: they connect, too
         hosts = [str(rank) for rank in members]
-    peers = [msgspec.structs.replace(info, rank=i, memory_domain=hosts[i]) for i, info in enumerate(infos)]
-    own = members.index(owner.rank)
-    sockets = connect_hosts(
+    sockets = connect_members(owner, members, hosts, meeting, key, (_LOW, _HIGH))
+    low, high, own = sockets.detach(_LOW), sockets.detach(_HIGH), members.index(owner.rank)
+    for i, rank in enumerate(members):
+        direct[rank] = hosts[i] == hosts[own]
+        asking[rank], serving[rank] = (low[i], high[i]) if own < i else (high[i], low[i])
+
+
+def connect_members(
+    owner: WindowOwner,
+    members: Sequence[int],
+    hosts: list[str],
+    meeting: tuple[Store, Identity] | None,
+    key: str,
+    kinds: tuple[str, ...],
+) -> PeerSockets:
+    """Connections between those of `members` whose hosts differ; all of them call it.
+
+    Args:
+        hosts: of each member, as it counts here.  key: new in the store.
+    """
+    from unisono.engine.bootstrap.host_connections import connect_hosts  # not needed on one host
+
+    if meeting is None:
+        raise GroupError(f"group {owner.name!r} has no store in which its ranks could meet")
+    store, identity = meeting
+    settings = identity.settings
+    peers = [
+        msgspec.structs.replace(identity.membership.peers[rank], rank=i, memory_domain=hosts[i])
+        for i, rank in enumerate(members)
+    ]
+    return connect_hosts(
         PrefixStore(key, store),
         msgspec.structs.replace(identity.membership, peers=peers),
-        own,
+        members.index(owner.rank),
         deadline=time.monotonic() + owner.seconds(None),
         master=settings.master,
         peer_timeout_s=settings.peer_timeout_s,
         buffer_bytes=settings.socket_bytes,
         settings=settings.network,
-        kinds=(_LOW, _HIGH),
+        kinds=kinds,
     )
-    low, high = sockets.detach(_LOW), sockets.detach(_HIGH)
-    for i, rank in enumerate(members):
-        direct[rank] = hosts[i] == hosts[own]
-        asking[rank], serving[rank] = (low[i], high[i]) if own < i else (high[i], low[i])
