@@ -40,6 +40,7 @@ from unisono.torch_internals.process_group_requests import (
 
 from . import nccl_limits
 from .device_owners import DeviceOwners
+from .graphs import as_one_step
 from .inductor import runs_compiled
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _with_device_check(name: str) -> Callable[..., Any]:
         if tensor.is_cuda and not self._owners.agreed:
             self._owners.agree(tensor.device)
         try:
-            return made(self, *args, **kwargs)
+            return as_one_step(made, (self, *args), kwargs)
         except Timeout as error:
             add_words(error)
             raise
