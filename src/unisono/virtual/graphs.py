@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CAPTURING = "CUDA error: operation not permitted when stream is capturing\n{} waits for the GPU"
 WAITING = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+MASKS = (torch.bool, torch.uint8)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STATE = SimpleNamespace(capture=None, busy=False)  # a process captures one graph at a time
 
@@ -197,7 +198,8 @@ def _refuse_to_wait(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gi
     copies = name in ("aten::copy_", "aten::_to_copy") and {"cpu", "cuda"} <= devices
     blocking = not kwargs.get("non_blocking", args[2] if name == "aten::copy_" and len(args) > 2 else False)
     reads = "cuda" in devices and any(tag in call.tags for tag in WAITING)
-    if (copies and blocking) or reads:
+    masks = name != "aten::index.Tensor" or any(x.dtype in MASKS for x in given[1:])
+    if (copies and blocking) or (reads and masks and kwargs.get("output_size") is None):
         raise torch.AcceleratorError(CAPTURING.format(name))
 
 

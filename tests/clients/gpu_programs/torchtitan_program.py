@@ -67,7 +67,7 @@ def train(folder: Path, ranks: int, *arguments: str) -> str:
 
 
 def main(way: str, gpus: int) -> None:
-    length, batch = {"cp": (512, 1), "all": (512, 2)}.get(way, (128, 8))  # context: in blocks of 128 tokens
+    length, batch = {"cp": (1024, 1), "all": (512, 2)}.get(way, (128, 8))  # context: in blocks of 128 tokens
     ways = degrees(way, gpus)
     data_ranks = gpus if way == "fsdp" else 1
     parallel = [word for name, n in ways.items() for word in (f"--parallelism.{name}_parallel_degree", str(n))]

@@ -133,6 +133,11 @@ def pieces() -> None:
         model(x).square().sum().backward()
     assert torch.equal(inputs[0].grad, inputs[1].grad)
     assert torch.equal(plain.weight.grad, graphed.weight.grad)
+    rows, graph = torch.tensor([1, 0], device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # numbers of rows, not a mask: its shape is known
+        swapped = sample[rows]
+    graph.replay()
+    assert torch.equal(swapped, sample.flip(0))
     for wrong in (lambda: sample.sum().item(), lambda: sample.cpu(), lambda: sample[sample > 0]):
         try:
             with torch.cuda.graph(torch.cuda.CUDAGraph()):
