@@ -59,7 +59,8 @@ GPU_PROGRAMS = (
     GpuProgram(
         "torchvision detection", "torchvision", ("models_of_libraries.py", "torchvision"), tolerance=0.2
     ),
-    torchtitan("fsdp"), torchtitan("tp"), torchtitan("pp"), torchtitan("cp", (2, 4)), torchtitan("all", (4, 8)),
+    torchtitan("fsdp"), torchtitan("tp"), torchtitan("pp"),
+    torchtitan("cp", (2, 4)), torchtitan("all", (4, 8)),
     GpuProgram("trl SFT", "trl", ("trl_program.py", "sft", "{gpus}"), ACCELERATE, 1e-3),
     GpuProgram("trl GRPO", "trl", ("trl_program.py", "grpo", "{gpus}"), UNISONO, 1e-3),
     # its loss is not that of the parts of a batch, on one device neither

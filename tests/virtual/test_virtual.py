@@ -35,6 +35,7 @@ def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     ("machine", "ranks", "program", "words", "says"),
     [
         (4, 4, CASES, ["each_rank_has_a_gpu"], "refused"),
+        (4, 4, CASES, ["split_with_hooks"], ""),
         (2, 2, CASES, ["both_devices", "cpu:gloo,cuda:nccl"], ""),
         (2, 2, CASES, ["both_devices", "unisono"], ""),
         (2, 2, CASES, ["over_gloo"], ""),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
-
-import torch
 
 from .fake import OperatorMode, address_of
 from .probe import PrivateName, need

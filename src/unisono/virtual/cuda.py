@@ -5,10 +5,8 @@ Calls that a virtual GPU does not support raise an error with a reason.
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
-import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,7 +29,6 @@ INVALID_DEVICE = (
     "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
 )
 
-POOL_NUMBERS = itertools.count(1)
 KERNELS = "it runs the CPU's kernels, no CUDA code"
 MEMORY = "its memory is counted by Unisono"
 POOLS = "it has no private memory pools"
@@ -99,61 +96,6 @@ class DeviceProperties:
             f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id=0, pci_domain_id=0, "
             f"L2_cache_size={self.L2_cache_size >> 20}MB)"
         )
-
-
-def _graphs() -> Any:
-    """Return the module that records graphs; it needs all of PyTorch."""
-    from . import graphs
-
-    return graphs
-
-
-class VirtualCudaGraph:
-    """The base class of `torch.cuda.CUDAGraph`."""
-
-    _has_graph_exec = True
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = super().__new__(cls)
-        made._recorded, made._generators = None, []
-        return made
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
-        if self._recorded is not None:
-            raise RuntimeError("This CUDAGraph instance already owns a captured graph: make a new one, or reset it.")
-        self._pool = (0, next(POOL_NUMBERS)) if pool is None else tuple(pool)
-        self._recorded = _graphs().RecordedGraph(self._generators)
-        self._recorded.begin()
-
-    def capture_end(self) -> None:
-        self.capture_end_pre()
-
-    def capture_end_pre(self) -> None:
-        self._recorded.end()
-
-    def capture_end_post(self) -> None:
-        if not self._recorded.steps:
-            warnings.warn("The CUDA Graph is empty: nothing ran on a GPU while it was captured", stacklevel=3)
-
-    def instantiate(self) -> None:
-        pass
-
-    def replay(self) -> None:
-        if self._recorded is None:
-            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
-        self._recorded.replay()
-
-    def reset(self) -> None:
-        self._recorded = None
-
-    def pool(self) -> Any:
-        return self._pool
-
-    def register_generator_state(self, generator: Any) -> None:
-        self._generators.append(generator)
 
 
 def install(c: ModuleType, library: VirtualGpuLibrary, settings: VirtualGpuSettings) -> None:
@@ -320,9 +262,8 @@ def _streams(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
         "_cuda_getDefaultStream": lambda device: (0, library.current() if device < 0 else device, CUDA),
         "_cuda_getCurrentRawStream": lambda device: library.stream_handle(device, library.stream(device)),
         "_cuda_setStream": set_stream,
-        "_cuda_isCurrentStreamCapturing": lambda: _graphs().capturing(),
-        "_graph_pool_handle": lambda: (0, next(POOL_NUMBERS)),
-        "_CUDAGraph": VirtualCudaGraph,
+        "_cuda_isCurrentStreamCapturing": streams.capturing,
+        "_graph_pool_handle": streams.new_pool,
     }
 
 

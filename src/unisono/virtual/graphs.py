@@ -6,7 +6,6 @@ nothing; so at its end the memory that was there before gets its old values back
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # mypy must pass with and without PyTorch installed.
-# mypy: disallow-subclassing-any=False, warn-unused-ignores=False
+# mypy: disallow-subclassing-any=False, warn-unused-ignores=False, disallow-untyped-calls=False
 
 CAPTURING = "CUDA error: operation not permitted when stream is capturing\n{} waits for the GPU"
 WAITING = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -59,7 +58,7 @@ class RecordedGraph:
     def begin(self) -> None:
         """Record from now on."""
         if capturing():
-            raise RuntimeError(CAPTURING.format("a second capture"))
+            raise torch.AcceleratorError(CAPTURING.format("a second capture"))
         self._states = [each.get_state() for each in self._generators]
         self._capture = _STATE.capture = _Capture(self)
         self._capture.__enter__()
@@ -153,7 +152,9 @@ class _Capture(OperatorMode):
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         kept = (args, kwargs)
         space = getattr(call, "namespace", "")
-        views = getattr(call, "is_view", False)  # a schema may not say what is written, but says what is a view
+        views = getattr(
+            call, "is_view", False
+        )  # a schema may not say what is written, but says what is a view
         on_gpus = any(x.is_cuda for x in given)
         if hasattr(call, "_schema"):
             _refuse_to_wait(call, args, kwargs, given)

@@ -149,7 +149,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
     def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
         """Make a group of this one's kind."""
         kind: Any = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
-        return type(self)(*place, parent_ranks=parent_ranks, connects=connects, **kind)
+        return _process_group(*place, parent_ranks=parent_ranks, connects=connects, **kind)
 
     def _successor(self, survivors: Survivors, timeout: timedelta, opts: Any) -> Any:
         """A process group for the survivors of `shrink`, with the options that it was given."""

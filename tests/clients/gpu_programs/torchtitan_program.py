@@ -1,7 +1,7 @@
 """torchtitan's debug model: from one seed checkpoint, on the same batches, under one way to use several GPUs.
 
-torchtitan_program.py fsdp|tp|pp|cp|all GPUS. torchtitan runs as its users start it; this program makes what its
-repository holds beside the package (a tokenizer and documents), and reads the losses from its log.
+torchtitan_program.py fsdp|tp|pp|cp|all GPUS. torchtitan runs as its users start it; this program makes what
+its repository holds beside the package (a tokenizer and documents), and reads the losses from its log.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LOSS = re.compile(r"step: +(\d+) +loss: +([\d.]+) +grad_norm: +([\d.]+)")
 
 
 def degrees(way: str, gpus: int) -> dict[str, int]:
-    """Return the degree of each way: {"tensor": 2} shards matrices over two GPUs, and parameters over the rest.
+    """Return the degrees: {"tensor": 2} shards matrices over two GPUs, and parameters over the rest.
 
-    all: pipeline x context on 4 GPUs, pipeline x context x tensor on 8. Context parallel GPUs shard parameters.
+    all: pipeline x context on 4 GPUs, pipeline x context x tensor on 8; GPUs of one context shard parameters.
     """
     if way == "all":
         return {"pipeline": min(2, gpus), "context": min(2, gpus // 2 or 1), "tensor": gpus // 4 or 1}
@@ -37,7 +37,7 @@ def degrees(way: str, gpus: int) -> dict[str, int]:
 
 
 def write_assets(folder: Path, length: int, batch: int, data_ranks: int) -> None:
-    """Write a tokenizer, and two documents for each row of each batch, in the order of the ranks that read them."""
+    """Write a tokenizer, and two documents for each row of each batch, in the order of the ranks' reading."""
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "c4_test").mkdir()
     words = ["<s>", "</s>", *(f"w{i}" for i in range(WORDS))]
@@ -48,9 +48,15 @@ def write_assets(folder: Path, length: int, batch: int, data_ranks: int) -> None
     settings = {"bos_token": "<s>", "eos_token": "</s>"}
     (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(settings))
     draw = random.Random(0)
-    documents = [[words[draw.randrange(2, 100)] for _ in range(length // 2 - 1)] for _ in range(2 * batch * STEPS)]
+    documents = [
+        [words[draw.randrange(2, 100)] for _ in range(length // 2 - 1)] for _ in range(2 * batch * STEPS)
+    ]
     share = 2 * batch // data_ranks
-    mine = [documents[(step * data_ranks + rank) * share :][:share] for rank in range(data_ranks) for step in range(STEPS)]
+    mine = [
+        documents[(step * data_ranks + rank) * share :][:share]
+        for rank in range(data_ranks)
+        for step in range(STEPS)
+    ]
     lines = [json.dumps({"text": " ".join(document)}) for each in mine for document in each]
     (folder / "c4_test" / "data.jsonl").write_text("\n".join(lines))
 
@@ -59,7 +65,11 @@ def train(folder: Path, ranks: int, *arguments: str) -> str:
     """Run torchtitan by torchrun; return its log."""
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "torchtitan.train")
     done = subprocess.run(
-        [sys.executable, *launcher, *COMMON, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        [sys.executable, *launcher, *COMMON, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         sys.exit(done.stdout[-2000:] + done.stderr[-6000:])
@@ -70,7 +80,9 @@ def main(way: str, gpus: int) -> None:
     length, batch = {"cp": (1024, 1), "all": (512, 2)}.get(way, (128, 8))  # context: in blocks of 128 tokens
     ways = degrees(way, gpus)
     data_ranks = gpus if way == "fsdp" else 1
-    parallel = [word for name, n in ways.items() for word in (f"--parallelism.{name}_parallel_degree", str(n))]
+    parallel = [
+        word for name, n in ways.items() for word in (f"--parallelism.{name}_parallel_degree", str(n))
+    ]
     if ways.get("pipeline", 1) > 1:  # torchtitan has no CUDA graphs with it
         parallel += ["--training.disable_cuda_graphs", "--parallelism.pipeline_parallel_schedule", "1F1B"]
     with tempfile.TemporaryDirectory() as name:
@@ -81,7 +93,9 @@ def main(way: str, gpus: int) -> None:
         log = train(folder, gpus, *size, *parallel)
     print(log, file=sys.stderr)
     found = {int(step): (float(loss), float(norm)) for step, loss, norm in LOSS.findall(log)}
-    print("GPU_PROGRAM " + json.dumps([number for step in sorted(found) for number in found[step]]), flush=True)
+    print(
+        "GPU_PROGRAM " + json.dumps([number for step in sorted(found) for number in found[step]]), flush=True
+    )
 
 
 if __name__ == "__main__":

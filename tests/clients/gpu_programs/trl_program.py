@@ -1,6 +1,6 @@
 """trl's trainers of a tiny model: supervised fine-tuning (sft), and GRPO, which samples and rewards texts.
 
-trl_program.py sft|grpo GPUS
+trl_program.py sft|grpo GPUS. GRPO's prompts have one length: padding depends on the other rows of a rank.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def even_words(completions: list[str], **_: Any) -> list[float]:
     """The reward: the part of words with an even number."""
-    return [sum(int(word[1:]) % 2 == 0 for word in text.split() if word[0] == "w") / NEW for text in completions]
+    return [
+        sum(int(word[1:]) % 2 == 0 for word in text.split() if word[0] == "w") / NEW for text in completions
+    ]
 
 
 def main(kind: str, gpus: int) -> None:
@@ -66,7 +68,10 @@ def main(kind: str, gpus: int) -> None:
     )  # fmt: skip
     draw = torch.Generator().manual_seed(1)
     texts = [
-        " ".join(f"w{i}" for i in torch.randint(WORDS, (6 + n % 5,), generator=draw).tolist())
+        " ".join(
+            f"w{i}"
+            for i in torch.randint(WORDS, (8 if kind == "grpo" else 6 + n % 5,), generator=draw).tolist()
+        )
         for n in range(BATCH * STEPS)
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +82,9 @@ def main(kind: str, gpus: int) -> None:
         }  # fmt: skip
         if kind == "sft":
             data = Dataset.from_dict({"text": texts})
-            trainer = SFTTrainer(model, args=SFTConfig(**settings), train_dataset=data, processing_class=words)
+            trainer = SFTTrainer(
+                model, args=SFTConfig(**settings), train_dataset=data, processing_class=words
+            )
         else:
             data = Dataset.from_dict({"prompt": texts})
             settings |= {"num_generations": 4, "max_completion_length": NEW}
@@ -86,7 +93,9 @@ def main(kind: str, gpus: int) -> None:
             )
         trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    fields = ("loss", "grad_norm") if kind == "sft" else ("reward", "entropy", "grad_norm")  # GRPO's loss is near 0
+    fields = (
+        ("loss", "grad_norm") if kind == "sft" else ("reward", "entropy", "grad_norm")
+    )  # GRPO's loss is near 0
     if RANK == 0:
         print("GPU_PROGRAM " + json.dumps([each[field] for each in steps for field in fields]))
 

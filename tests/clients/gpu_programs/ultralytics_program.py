@@ -40,11 +40,13 @@ def main(gpus: int) -> None:
         os.environ |= {"YOLO_CONFIG_DIR": name, "YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false"}
         from ultralytics import YOLO
 
-        still = dict.fromkeys(("hsv_h", "hsv_s", "hsv_v", "translate", "scale", "fliplr", "mosaic", "erasing"), 0.0)
+        still = ("hsv_h", "hsv_s", "hsv_v", "translate", "scale", "fliplr", "mosaic", "erasing")
         YOLO("yolo11n.yaml").train(
-            data=str(write_data(Path(name))), epochs=EPOCHS, imgsz=SIZE, batch=BATCH, device=list(range(gpus)),
-            workers=0, amp=False, plots=False, val=True, seed=int(gpus == 1), optimizer="SGD", lr0=0.01, warmup_epochs=0.0, nbs=BATCH,
-            project=name, name="run", exist_ok=True, auto_augment=None, **still,
+            data=str(write_data(Path(name))), epochs=EPOCHS, imgsz=SIZE, batch=BATCH, nbs=BATCH,
+            device=list(range(gpus)), workers=0, amp=False, plots=False, val=True, optimizer="SGD", lr0=0.01,
+            warmup_epochs=0.0, auto_augment=None, project=name, name="run", exist_ok=True,
+            seed=int(gpus == 1),  # it adds the rank, which is -1 on one GPU
+            **dict.fromkeys(still, 0.0),
         )  # fmt: skip
         with next(Path(name).rglob("results.csv")).open() as file:
             rows = list(csv.DictReader(file))

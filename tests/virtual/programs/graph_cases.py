@@ -18,7 +18,9 @@ STEPS, EAGER = 6, 3
 def losses(wrap: Callable[[nn.Module], nn.Module], graphed: bool) -> tuple[list[float], list[torch.Tensor]]:
     """Train a small net on other numbers in each step; return the losses, and its parameters and buffers."""
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.1)) for _ in range(2)]
+    blocks = [
+        nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.1)) for _ in range(2)
+    ]
     model = wrap(nn.Sequential(*blocks, nn.Linear(16, 1)).cuda())
     optimizer = torch.optim.AdamW(model.parameters(), 0.01, capturable=True)
     x, found = torch.zeros(8, 16, device="cuda"), []
