@@ -67,18 +67,14 @@ def main(kind: str, gpus: int) -> None:
         )
     )  # fmt: skip
     draw = torch.Generator().manual_seed(1)
-    texts = [
-        " ".join(
-            f"w{i}"
-            for i in torch.randint(WORDS, (8 if kind == "grpo" else 6 + n % 5,), generator=draw).tolist()
-        )
-        for n in range(BATCH * STEPS)
-    ]
+    lengths = [8 if kind == "grpo" else 6 + n % 5 for n in range(BATCH * STEPS)]
+    drawn = [torch.randint(WORDS, (length,), generator=draw).tolist() for length in lengths]
+    texts = [" ".join(f"w{i}" for i in numbers) for numbers in drawn]
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {
             "output_dir": folder, "per_device_train_batch_size": BATCH // gpus, "max_steps": STEPS,
-            "logging_steps": 1, "report_to": "none", "bf16": False, "learning_rate": 1e-2, "save_strategy": "no",
-            "disable_tqdm": True, "lr_scheduler_type": "constant",
+            "logging_steps": 1, "report_to": "none", "bf16": False, "learning_rate": 1e-2,
+            "save_strategy": "no", "disable_tqdm": True, "lr_scheduler_type": "constant",
         }  # fmt: skip
         if kind == "sft":
             data = Dataset.from_dict({"text": texts})
@@ -93,9 +89,7 @@ def main(kind: str, gpus: int) -> None:
             )
         trainer.train()
     steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    fields = (
-        ("loss", "grad_norm") if kind == "sft" else ("reward", "entropy", "grad_norm")
-    )  # GRPO's loss is near 0
+    fields = {"sft": ("loss", "grad_norm"), "grpo": ("reward", "entropy", "grad_norm")}[kind]
     if RANK == 0:
         print("GPU_PROGRAM " + json.dumps([each[field] for each in steps for field in fields]))
 
