@@ -63,7 +63,7 @@ GPU_PROGRAMS = (
     torchtitan("cp", (2, 4)), torchtitan("all", (4, 8)),
     GpuProgram("trl SFT", "trl", ("trl_program.py", "sft", "{gpus}"), ACCELERATE, 1e-3),
     GpuProgram("trl GRPO", "trl", ("trl_program.py", "grpo", "{gpus}"), UNISONO, 1e-3),
-    # its loss is not that of the parts of a batch, on one device neither
+    # its gradients are sums over all pictures, of which more GPUs have more
     GpuProgram("ultralytics", "ultralytics", ("ultralytics_program.py", "{gpus}"), (), 0.05),
 )
 

@@ -151,6 +151,8 @@ def _devices(c: Any, library: VirtualGpuLibrary, python: TorchPython) -> dict[st
         return before if device >= 0 else -1
 
     def synchronize() -> None:
+        if streams.capturing():
+            raise c.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
         c._accelerator_synchronizeDevice(library.current())
 
     return {

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CAPTURING = "CUDA error: operation not permitted when stream is capturing\n{} waits for the GPU"
 WAITING = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+MESSAGES = ("send", "recv", "recv_anysource")  # both ranks of an exchange send first: neither may wait for it
 MASKS = (torch.bool, torch.uint8)
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STATE = SimpleNamespace(capture=None, busy=False)  # a process captures one graph at a time
@@ -89,13 +90,13 @@ class RecordedGraph:
     @torch.no_grad()
     def replay(self) -> None:
         """Run the steps again, each on the memory of the capture."""
-        works: list[Any] = []
+        works: list[tuple[Any, list[Tensor]]] = []
         for i, step in enumerate(self.steps):
-            if isinstance(step.call, torch._ops.OperatorBase):
+            if getattr(step.call, "__name__", "") not in MESSAGES or any(map(_overlap(step), works)):
                 _wait(works)
             result = step.call(*step.args, **step.kwargs)
             if hasattr(result, "wait"):
-                works.append(result)
+                works.append((result, step.tensors))
             if step.made:
                 self._place(step, result)
             for key in self._unused.get(i, ()):
@@ -182,12 +183,12 @@ class _Capture(OperatorMode):
         return result
 
     def _keep_values(self, given: list[Tensor]) -> None:
-        """Keep the values of memory that is older than the capture: of what is read, too, for safety."""
-        for x in given:
+        """Keep the values of memory that is older than the capture: not all schemas say what is written."""
+        for x in filter(lambda x: x.is_cuda, given):
             key = _key(x)
             if key not in self._graph.sizes and key not in self.before:
                 self._graph.storages[key] = x.untyped_storage()
-                self.before[key] = _bytes(x.untyped_storage()).to("cpu", copy=True)
+                self.before[key] = torch.ops.unisono_virtual.host(_bytes(x.untyped_storage())).clone()
 
 
 def _refuse_to_wait(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor]) -> None:
@@ -204,9 +205,17 @@ def _refuse_to_wait(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gi
         raise torch.AcceleratorError(CAPTURING.format(name))
 
 
-def _wait(works: list[Any]) -> None:
+def _overlap(step: _Step) -> Callable[[tuple[Any, list[Tensor]]], bool]:
+    """Whether a Work's tensors share memory with those of a message: then the program has waited between."""
+    spans = [(x.data_ptr(), x.data_ptr() + x.nbytes) for x in step.tensors]
+    return lambda work: any(
+        start < x.data_ptr() + x.nbytes and x.data_ptr() < end for x in work[1] for start, end in spans
+    )
+
+
+def _wait(works: list[tuple[Any, list[Tensor]]]) -> None:
     while works:
-        works.pop(0).wait()
+        works.pop(0)[0].wait()
 
 
 def _key(x: Tensor) -> int:

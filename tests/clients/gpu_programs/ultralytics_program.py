@@ -1,6 +1,7 @@
 """ultralytics trains a small detector and validates it; it starts its other ranks itself.
 
-ultralytics_program.py GPUS. All pictures are alike: the statistics of a batch are those of its parts.
+ultralytics_program.py GPUS. All pictures are alike, and each rank has as many as one GPU: the loss of a batch
+depends on its size, and so do its statistics.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-BATCH, EPOCHS, SIZE = 8, 2, 64
+BATCH, EPOCHS, SIZE = 4, 2, 64  # pictures for each rank
 
 
-def write_data(folder: Path) -> Path:
+def write_data(folder: Path, pictures: int) -> Path:
     """Write pictures with two boxes each, and the file that names them."""
     import cv2
     import numpy as np
@@ -27,7 +28,7 @@ def write_data(folder: Path) -> Path:
     for part in ("train", "val"):
         for kind in ("images", "labels"):
             (folder / kind / part).mkdir(parents=True)
-        for i in range(BATCH):
+        for i in range(pictures):
             cv2.imwrite(str(folder / "images" / part / f"{i}.png"), picture)
             (folder / "labels" / part / f"{i}.txt").write_text(boxes)
     named = folder / "data.yaml"
@@ -42,7 +43,8 @@ def main(gpus: int) -> None:
 
         still = ("hsv_h", "hsv_s", "hsv_v", "translate", "scale", "fliplr", "mosaic", "erasing")
         YOLO("yolo11n.yaml").train(
-            data=str(write_data(Path(name))), epochs=EPOCHS, imgsz=SIZE, batch=BATCH, nbs=BATCH,
+            data=str(write_data(Path(name), BATCH * gpus)), epochs=EPOCHS, imgsz=SIZE, batch=BATCH * gpus,
+            nbs=BATCH * gpus,
             device=list(range(gpus)), workers=0, amp=False, plots=False, val=True, optimizer="SGD", lr0=0.01,
             warmup_epochs=0.0, auto_augment=None, project=name, name="run", exist_ok=True,
             seed=int(gpus == 1),  # it adds the rank, which is -1 on one GPU

@@ -102,13 +102,20 @@ def communicates() -> None:
     x, theirs = torch.zeros(2, device="cuda"), torch.zeros(2, device="cuda")
     gathered, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
 
+    halves = dist.new_group([0, 1])
+    large = torch.zeros(2, 1 << 20, device="cuda")  # beyond what a send leaves with the other rank
+
     def run() -> torch.Tensor:
         total = x.clone()
         dist.all_reduce(total, async_op=True).wait()
+        dist.all_reduce(total, group=halves)
+        large[0] = x[0]
+        for work in [dist.isend(large[0], 1 - rank), dist.irecv(large[1], 1 - rank)]:
+            work.wait()
         dist.all_gather_into_tensor(gathered, x)
         for work in [dist.isend(x, 1 - rank), dist.irecv(theirs, 1 - rank)]:
             work.wait()
-        return total * 10 + theirs + gathered.sum()
+        return total * 10 + theirs + gathered.sum() + large[1, -1] * 1000
 
     run()
     with torch.cuda.graph(graph):
@@ -118,7 +125,7 @@ def communicates() -> None:
         x.fill_(rank + step)
         graph.replay()
         total, other = 2 * step + 1, 1 - rank + step
-        assert result.tolist() == [10.0 * total + other + 2 * total] * 2, result
+        assert result.tolist() == [20.0 * total + 1001 * other + 2 * total] * 2, result
     dist.destroy_process_group()
     print("the same")
 
