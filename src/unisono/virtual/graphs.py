@@ -50,7 +50,7 @@ class RecordedGraph:
     """The steps of a graph, and the memory that they use."""
 
     def __init__(self, generators: list[Any]) -> None:
-        self.steps: list[_Step] = []
+        self.steps: list[_GraphStep] = []
         self.storages: dict[int, Any] = {}  # by address: those that steps use
         self.sizes: dict[int, int] = {}  # bytes; of those that steps make
         self._generators = [*torch.cuda.default_generators, *generators]
@@ -103,7 +103,7 @@ class RecordedGraph:
                 self._fit(key, 0)
         _wait(works)
 
-    def _place(self, step: _Step, result: Any) -> None:
+    def _place(self, step: _GraphStep, result: Any) -> None:
         """Copy new results to where those of the capture are."""
         results = tree_leaves(result)
         if step.communicates:
@@ -117,7 +117,7 @@ class RecordedGraph:
             self.storages[key].resize_(nbytes)
 
 
-class _Step(NamedTuple):
+class _GraphStep(NamedTuple):
     """One recorded call. Its tensors are aliases of the program's, which keep the memory."""
 
     call: Any
@@ -179,7 +179,7 @@ class _Capture(OperatorMode):
             tensors = [x for x in tree_leaves(kept) if isinstance(x, torch.Tensor)]
             for x in tensors:
                 self._graph.storages.setdefault(_key(x), x.untyped_storage())
-            self._graph.steps.append(_Step(call, *kept, tensors, made, space == "_c10d_functional"))
+            self._graph.steps.append(_GraphStep(call, *kept, tensors, made, space == "_c10d_functional"))
         return result
 
     def _keep_values(self, given: list[Tensor]) -> None:
@@ -205,7 +205,7 @@ def _refuse_to_wait(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gi
         raise torch.AcceleratorError(CAPTURING.format(name))
 
 
-def _overlap(step: _Step) -> Callable[[tuple[Any, list[Tensor]]], bool]:
+def _overlap(step: _GraphStep) -> Callable[[tuple[Any, list[Tensor]]], bool]:
     """Whether a Work's tensors share memory with those of a message: then the program has waited between."""
     spans = [(x.data_ptr(), x.data_ptr() + x.nbytes) for x in step.tensors]
     return lambda work: any(
