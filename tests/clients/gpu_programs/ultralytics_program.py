@@ -28,7 +28,9 @@ def write_data(folder: Path, pictures: int) -> Path:
     for part in ("train", "val"):
         for kind in ("images", "labels"):
             (folder / kind / part).mkdir(parents=True)
-        for i in range(pictures):
+        for i in range(
+            pictures if part == "train" else 2 * pictures
+        ):  # a batch of validation has twice as many
             cv2.imwrite(str(folder / "images" / part / f"{i}.png"), picture)
             (folder / "labels" / part / f"{i}.txt").write_text(boxes)
     named = folder / "data.yaml"
