@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_674,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 10_823,
     ("src", "csrc"): 125_542,
-    ("tests",): 78_412,
+    ("tests",): 78_413,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
