@@ -28,15 +28,28 @@ ACCELERATE = ("-m", "accelerate.commands.launch", "--num_processes", "{gpus}")
 
 @dataclass(frozen=True)
 class GpuProgram:
-    """A program and how it is started. `tolerance`: of its losses; half precision rounds other sums."""
+    """A program and how it is started.
+
+    Attributes:
+        tolerance: of its numbers; half precision rounds other sums.
+        gpus: on how many it can run.
+    """
 
     name: str
     distribution: str
     program: tuple[str, ...]
     launcher: tuple[str, ...] = UNISONO
     tolerance: float = 2e-5
+    gpus: tuple[int, ...] = (2, 4, 8)
 
 
+def torchtitan(way: str, gpus: tuple[int, ...] = (2, 4, 8)) -> GpuProgram:
+    """Make the program of one way. It starts torchtitan itself, whose log rounds to four digits."""
+    program = ("torchtitan_program.py", way, "{gpus}")
+    return GpuProgram(f"torchtitan {way}", "torchtitan", program, (), 4e-4, gpus)
+
+
+# fmt: off
 GPU_PROGRAMS = (
     GpuProgram("Lightning starts its ranks", "lightning", ("lightning_program.py", "{gpus}"), ALONE, 5e-3),
     GpuProgram("Lightning by torchrun", "lightning", ("lightning_program.py", "{gpus}"), TORCHRUN, 5e-3),
@@ -46,6 +59,12 @@ GPU_PROGRAMS = (
     GpuProgram(
         "torchvision detection", "torchvision", ("models_of_libraries.py", "torchvision"), tolerance=0.2
     ),
+    torchtitan("fsdp"), torchtitan("tp"), torchtitan("pp"),
+    torchtitan("cp", (2, 4)), torchtitan("all", (4, 8)),
+    GpuProgram("trl SFT", "trl", ("trl_program.py", "sft", "{gpus}"), ACCELERATE, 1e-3),
+    GpuProgram("trl GRPO", "trl", ("trl_program.py", "grpo", "{gpus}"), UNISONO, 1e-3),
+    # its gradients are sums over all pictures, of which more GPUs have more
+    GpuProgram("ultralytics", "ultralytics", ("ultralytics_program.py", "{gpus}"), (), 0.05),
 )
 
 
@@ -61,7 +80,7 @@ def main() -> int:
         if arguments.names and not any(name.lower() in program.name.lower() for name in arguments.names):
             continue
         alone, wrong = run_once(program, 1)
-        for gpus in [] if wrong else arguments.gpus:
+        for gpus in [] if wrong else sorted({*arguments.gpus} & {*program.gpus}):
             losses, wrong = run_once(program, gpus)
             wrong = wrong or differ(losses, alone, program.tolerance)
             print(f"{program.name}, {gpus} GPUs: {wrong or losses}", flush=True)

@@ -164,9 +164,10 @@ def asks_for_too_much_memory():
     torch.empty(2 << 28, device="cuda")
 
 
-@mistake("a virtual GPU, which runs each operation when it is called")
-def records_a_graph():
-    torch.cuda.CUDAGraph()
+@mistake("CUDA error: operation not permitted when stream is capturing")
+def reads_a_loss_in_a_graph():
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.ones(2, device="cuda").sum().item()
 
 
 @mistake("Both events must be created with argument 'enable_timing=True'")

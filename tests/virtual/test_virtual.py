@@ -20,7 +20,7 @@ from unisono.torch import cuda
 
 PROGRAMS = Path(__file__).parent / "programs"
 CASES, LIKE_A_GPU = PROGRAMS / "gpu_cases.py", PROGRAMS / "like_a_gpu.py"
-ATTENTION = PROGRAMS / "attention_cases.py"
+ATTENTION, GRAPHS = PROGRAMS / "attention_cases.py", PROGRAMS / "graph_cases.py"
 SHRINKS, FUZZ = PROGRAMS / "shrinks_with_gpus.py", PROGRAMS.with_name("fuzz.py")
 WAYS_TO_SHRINK = (
     "basic", "first", "unbound", "several", "aborted", "options", "subgroup", "repeated", "validated",
@@ -35,6 +35,7 @@ def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     ("machine", "ranks", "program", "words", "says"),
     [
         (4, 4, CASES, ["each_rank_has_a_gpu"], "refused"),
+        (4, 4, CASES, ["split_with_hooks"], ""),
         (2, 2, CASES, ["both_devices", "cpu:gloo,cuda:nccl"], ""),
         (2, 2, CASES, ["both_devices", "unisono"], ""),
         (2, 2, CASES, ["over_gloo"], ""),
@@ -49,6 +50,10 @@ def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         *((1, 1, ATTENTION, [case], "") for case in ("fused", "of_sequences", "composed")),
         (2, 2, ATTENTION, ["over_ranks"], ""),
         (2, 2, CASES, ["swapped"], ""),
+        *((1, 1, GRAPHS, [case], says) for case, says in (("memory", "freed"), ("pieces", "refused"))),
+        (1, 1, GRAPHS, ["trains", "alone"], "the same"),
+        *((2, 2, GRAPHS, ["trains", how], "the same") for how in ("ddp", "fsdp", "compiled")),
+        (2, 2, GRAPHS, ["communicates"], "the same"),
         (1, 1, PROGRAMS / "determinism.py", [], ""),
         (1, 1, LIKE_A_GPU, [], "like a GPU"),
         (4, 1, FUZZ, ["1000", "0"], "1000 programs, 0 wrong, left in the books: 0 bytes"),

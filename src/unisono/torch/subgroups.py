@@ -53,7 +53,11 @@ class GroupCounter:
 
     def __init__(self, store: c10d.Store, rank: int, within: Subgroups | None) -> None:
         self._store = store
-        self._era = "" if within is None else f"{within._group_counter.number}/"  # a new world counts from 0
+        self._ended: list[GroupCounter] = []  # subgroups whose keys are still there
+        self._parent = None if within is None else within._group_counter
+        self._era = "" if self._parent is None else f"{self._parent.number}/"  # a new world counts from 0
+        if self._parent is not None:
+            self._parent._delete_keys()
         self._key = f"unisono/begun/{self._era}{rank}"
         self.number: int = store.add(self._key, 1)
         while store.check([self._failed()]):
@@ -78,10 +82,15 @@ class GroupCounter:
         return found
 
     def forget(self) -> None:
-        """Delete the key of a subgroup, so that keys do not accumulate."""
-        if self._era:
-            with contextlib.suppress(RuntimeError):  # the store has ended, or cannot delete keys
-                self._store.delete_key(self._key)
+        """The group ends. The next subgroup deletes its key: at the end of a job the store may have ended."""
+        if self._parent is not None:
+            self._parent._ended.append(self)
+
+    def _delete_keys(self) -> None:
+        while self._ended:
+            ended = self._ended.pop()
+            with contextlib.suppress(RuntimeError):  # a store may be unable to delete keys
+                ended._store.delete_key(ended._key)
 
 
 class Subgroups:

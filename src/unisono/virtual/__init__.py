@@ -14,8 +14,9 @@ What differs from a GPU:
 
 - Speed: the CPU computes. float16 is multiplied in float32 and rounded once.
 - torch.compile: Inductor compiles for the CPU. A graph that the CPU cannot have, such as flex_attention
-  with gradients, runs uncompiled (aot_eager), and a line on stderr says why. CUDA graphs inside
-  torch.compile run as without.
+  with gradients, runs uncompiled (aot_eager), and a line on stderr says why.
+- CUDA graphs: a replay runs the recorded operations again, and saves no time. mode="reduce-overhead" makes
+  no graphs.
 - Triton: its own interpreter runs the kernels (TRITON_INTERPRET=1 is set), which is slow. Autotuning takes
   the first configuration.
 - Operations of other libraries run their CPU kernels. One with a kernel for CUDA only is an error: give it
@@ -23,7 +24,7 @@ What differs from a GPU:
 - Errors, not hangs: ranks that call different things, or that end, are reported with their call.
 - torch.empty fills new memory with NaN (UNISONO_VIRTUAL_POISON=0: it does not). A NaN that comes from there
   is reported once.
-- Not there: torch.cuda.CUDAGraph, memory pools, IPC, sensors, streams of other libraries, GPUDirect
+- Not there: memory pools, IPC, sensors, streams of other libraries, GPUDirect
   Storage. Snapshots and histories of memory are empty; memory_stats counts as PyTorch's allocator does.
 - nvidia-smi answers the usual queries in a job's processes.
 

@@ -45,7 +45,6 @@ REFUSED = {
             "beginAllocateToPool", "beginAllocateCurrentThreadToPool", "endAllocateToPool", "releasePool",
         )
     },
-    "_graph_pool_handle": "it runs no graphs of kernels",
     "_nccl_unique_id": "use torch.distributed",
     "_nccl_init_rank": "use torch.distributed",
     **{
@@ -152,6 +151,8 @@ def _devices(c: Any, library: VirtualGpuLibrary, python: TorchPython) -> dict[st
         return before if device >= 0 else -1
 
     def synchronize() -> None:
+        if streams.capturing():
+            raise c.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
         c._accelerator_synchronizeDevice(library.current())
 
     return {
@@ -258,23 +259,13 @@ def _streams(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
         library.set(device_index)
         library.set_stream(device_index, stream_id)
 
-    class CudaGraph:
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            raise RuntimeError(
-                "CUDAGraph: not on a virtual GPU, which runs each operation when it is called. "
-                "Omit the graph: the results are the same."
-            )
-
-        def __new__(cls, *args: object, **kwargs: object) -> Any:
-            return super().__new__(cls)
-
     return {
         "_cuda_getCurrentStream": current,
         "_cuda_getDefaultStream": lambda device: (0, library.current() if device < 0 else device, CUDA),
         "_cuda_getCurrentRawStream": lambda device: library.stream_handle(device, library.stream(device)),
         "_cuda_setStream": set_stream,
-        "_cuda_isCurrentStreamCapturing": lambda: False,
-        "_CUDAGraph": CudaGraph,
+        "_cuda_isCurrentStreamCapturing": streams.capturing,
+        "_graph_pool_handle": streams.new_pool,
     }
 
 

@@ -20,6 +20,8 @@ from torch import fx
 
 from unisono.torch_internals import inductor
 
+from .graphs import as_one_step
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
@@ -81,12 +83,16 @@ def _on_host(compiled: Callable[..., Any], devices: list[int], operations: list[
     draws = any(torch.Tag.nondeterministic_seeded in op.tags for op in operations)
     communicates = any(op.namespace == "_c10d_functional" for op in operations)
 
-    def run(inputs: list[Any]) -> list[Any]:
+    def run(inputs: list[Any]) -> Any:
+        words = tuple(inputs)
+        inputs.clear()
+        return as_one_step(run_on_host, words, {})
+
+    def run_on_host(*inputs: Any) -> list[Any]:
         given = [x for x in inputs if isinstance(x, torch.Tensor)]
         hosts = torch.ops.unisono_virtual.hosts(given)
         each = iter(hosts)
         words = [next(each) if isinstance(x, torch.Tensor) else x for x in inputs]
-        inputs.clear()
         _RUNNING.depth = getattr(_RUNNING, "depth", 0) + 1
         try:
             with _CpuDrawsAsGpu(given) if draws else _NOTHING:

@@ -40,6 +40,7 @@ from unisono.torch_internals.process_group_requests import (
 
 from . import nccl_limits
 from .device_owners import DeviceOwners
+from .graphs import as_one_step
 from .inductor import runs_compiled
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
     def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
         """Make a group of this one's kind."""
         kind: Any = {"devices": tuple(self._takes), "options": self._options, "backend": self._backend}
-        return type(self)(*place, parent_ranks=parent_ranks, connects=connects, **kind)
+        return _process_group(*place, parent_ranks=parent_ranks, connects=connects, **kind)
 
     def _successor(self, survivors: Survivors, timeout: timedelta, opts: Any) -> Any:
         """A process group for the survivors of `shrink`, with the options that it was given."""
@@ -249,7 +250,7 @@ def _with_device_check(name: str) -> Callable[..., Any]:
         if tensor.is_cuda and not self._owners.agreed:
             self._owners.agree(tensor.device)
         try:
-            return made(self, *args, **kwargs)
+            return as_one_step(made, (self, *args), kwargs)
         except Timeout as error:
             add_words(error)
             raise

@@ -44,7 +44,9 @@ def _with_a_word(run: Callable[..., Any]) -> Callable[..., Any]:
             _SAID.append(self.fn.__name__)
             text = "unisono: Triton kernels are interpreted on virtual GPUs, which is slow; the first:"
             print(text, _SAID[0], file=sys.stderr)
-        return run(self, *args, **kwargs)
+        from .graphs import as_one_step  # PyTorch may import Triton before it is complete
+
+        return as_one_step(run, (self, *args), kwargs)
 
     return called
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from unisono import virtual
 from unisono.torch import registration
+from unisono.torch_internals.hooks import have_hooks
 
 MIB = 1 << 20
 
@@ -30,6 +31,21 @@ def each_rank_has_a_gpu() -> None:
     except RuntimeError as error:
         assert "No backend type associated with device type cpu" in str(error)
         print("refused")
+    dist.destroy_process_group()
+
+
+def split_with_hooks() -> None:
+    """A group whose calls pass PyTorch's dispatcher, as with a flight recorder: its parts work, too."""
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    if have_hooks():
+        dist.group.WORLD.register_abort_hook(1, lambda: None)
+    for group in (dist.group.WORLD, dist.split_group(split_ranks=[[0, 1], [2, 3]])):
+        out = torch.zeros(group.size(), device="cuda")
+        dist.all_gather_into_tensor(out, torch.full((1,), float(rank), device="cuda"), group)
+        first = rank // group.size() * group.size()
+        assert out.tolist() == [float(i) for i in range(first, first + group.size())], out
     dist.destroy_process_group()
 
 
