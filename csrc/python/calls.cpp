@@ -171,7 +171,8 @@ class GroupBase {
     const auto keep = [&] {
       return BufferReferences{nb::borrow(written.owner),        nb::borrow(read.owner),
                               written.buffers->kept(),          read.buffers->kept(),
-                              nb::borrow(arguments[kFeedback]), feedback.kept()};
+                              nb::borrow(arguments[kFeedback]), feedback.kept(),
+                              nb::borrow(arguments[kOp])};
     };
     const size_t nbytes = written.buffers->nbytes() + read.buffers->nbytes();
     return issue(alive, arguments[kCollective], std::move(call), nbytes, std::move(outcome), note, keep,

@@ -32,6 +32,7 @@ _HOMES = {
     "unisono.engine.group.elastic_loop": ("elastic", "join"),
     "unisono.engine.backends": ("is_available",),
     "unisono.engine.environment.event_log": ("log",),
+    "unisono.engine.operations.functions": ("MAXLOC", "MINLOC", "op"),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.engine.windows.window": ("Window",),
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     )
     from unisono.engine.group.elastic_loop import elastic, join
     from unisono.engine.memory.arrays import empty
+    from unisono.engine.operations.functions import MAXLOC, MINLOC, op
     from unisono.engine.operations.reduction import ReduceOp, premul_sum
     from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
     from unisono.engine.windows.window import Window
@@ -112,7 +114,9 @@ __all__ = [
     "BOR",
     "BXOR",
     "MAX",
+    "MAXLOC",
     "MIN",
+    "MINLOC",
     "PRODUCT",
     "SUM",
     "Aborted",
@@ -154,6 +158,7 @@ __all__ = [
     "join",
     "log",
     "networks",
+    "op",
     "plan",
     "premul_sum",
     "simulate",

@@ -123,6 +123,8 @@ class ExternalPlanner(Planner[LibraryDriver]):
     def _check(self, call: CallArguments, dtype: int) -> None:
         if call.coding is not None:
             self.refuse(*_NO_CODES)
+        if call.element is not None:
+            self.refuse("reduction functions", "the library's operations are its own")
         check_reducible(call.kind, dtype, call.op)
         self.refuse_choice(call.kind, call.algorithm, call.reproducible)
 

@@ -17,12 +17,14 @@ from unisono.engine.group.arguments import (
     MessageArguments,
     check_algorithm,
     check_op,
+    element_type,
 )
 from unisono.engine.group.buffer_layout import BufferLayout, check_layout, with_call_name
 from unisono.engine.group.call_results import CallResult, allocate
 from unisono.engine.group.coalescing import CoalescedBuffers, check_buffers
 from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.memory.buffers import pinned
+from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op
 from unisono.errors import GroupClosed
@@ -127,7 +129,8 @@ class Planner(ABC, Generic[Runner]):
         if codec is not None or between_hosts is not None or feedback is not None or max_error is not None:
             coding = CodecArguments(codec, between_hosts, feedback, max_error)
         in_order = reproducible or self.reproducible
-        return self.bind(CallArguments(kind, op, root, algorithm, in_order, coding), *buffers)
+        element = element_type(kind, op, buffers[0].dtype, (out, sendbuf))
+        return self.bind(CallArguments(kind, op, root, algorithm, in_order, coding, element), *buffers)
 
     @abstractmethod
     def bind(self, call: CallArguments, layout: BufferLayout, pins: Any, result: CallResult) -> Any:
@@ -153,6 +156,8 @@ class Planner(ABC, Generic[Runner]):
         if WATCHES:
             self._watch(kind)
         check_op(kind, op)
+        if type(op) is UserOp:
+            raise TypeError(f"{kind}: op is a function, which takes one buffer a call")
         root = self.member(kind, root, "the root")
         pieces = check_buffers(kind, outs, sendbufs, self.size, self.rank, root, codec, self.as_readable)
         coded = codec is not None or between_hosts is not None
