@@ -106,7 +106,8 @@ class Engine {
   GroupState& group() { return group_; }
   Channels& channels() { return channels_; }
 
-  // Whether the calling thread is already inside a call: then it runs a signal handler or a reduction function.
+  // Whether the calling thread is already inside a call: then it runs a signal handler or a reduction
+  // function.
   bool in_signal_handler() const {
     return running_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }

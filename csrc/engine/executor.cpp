@@ -46,7 +46,8 @@ ChunkList::ChunkList(unsigned char* data, size_t numel, int32_t count, size_t it
     : data_(data), numel_(numel) {
   const size_t parts = static_cast<size_t>(std::max(count, 1));
   chunk_numel_ = (numel + parts - 1) / parts;
-  if (!equal_blocks && parts > 1) chunk_numel_ = round_up(chunk_numel_, least > 0 ? least : kLineElementsBytes / item);
+  if (!equal_blocks && parts > 1)
+    chunk_numel_ = round_up(chunk_numel_, least > 0 ? least : kLineElementsBytes / item);
   chunk_numel_ = std::max<size_t>(chunk_numel_, 1);
 }
 
@@ -547,8 +548,8 @@ void Executor::reduce(const Instruction& step, const SegmentContext& context) {
   const size_t item = context.item, nbytes = result.numel * item, k = locate_inputs(step, nbytes, context);
   const EdgeCoding& coding = task.coding;
   const auto blocks = [&](size_t most) { return std::max(coding.whole_blocks(most), coding.block); };
-  const size_t remote = step.coded ? blocks(kPartBytes / item * coding.times_shorter())
-                                   : task.whole_items(kPartBytes / item);
+  const size_t remote =
+      step.coded ? blocks(kPartBytes / item * coding.times_shorter()) : task.whole_items(kPartBytes / item);
   const size_t part = partial_inputs_.empty() || remote_ == nullptr ? result.numel : remote;
   const size_t values_at_once = step.coded ? blocks(kCodedPartElements) : part;
   const bool averaged = task.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;

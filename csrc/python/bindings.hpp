@@ -116,8 +116,8 @@ struct OperationDescriptor {
 
   unisono::CollectiveCall call(int root, size_t numel, double factor, double timeout_s,
                                unisono::BufferBinding binding) const {
-    unisono::CollectiveCall made{kind,   dtype,   op,                 root, numel,
-                                 factor, program, std::move(binding), duration(timeout_s)};
+    unisono::CollectiveCall made{
+        kind, dtype, op, root, numel, factor, program, std::move(binding), duration(timeout_s)};
     made.combiner = combiner;
     return made;
   }

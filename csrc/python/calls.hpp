@@ -88,7 +88,7 @@ struct BoundCall {
 struct BufferReferences {
   nanobind::object out, sendbuf, out_items, sendbuf_items, feedback = {}, feedback_items = {};
   nanobind::object op = {};  // of a repeated call: its function
-  StorageHold hold = {};  // of an asynchronous call
+  StorageHold hold = {};     // of an asynchronous call
 
   // Never frees them: a stopped rank may write to them later.
   void leak() {

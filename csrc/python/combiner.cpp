@@ -45,6 +45,13 @@ class PythonCombiner final : public Combiner {
     throw std::domain_error(failure);
   }
 
+  // For Python's collector: an exception of the function may refer to the operation, and so to this object.
+  int visit(visitproc visit, void* arg) const {
+    Py_VISIT(fold_.ptr());
+    return 0;
+  }
+  void clear() { fold_ = {}; }
+
  private:
   static PyObject* view(void* data, size_t nbytes, int flags) {
     PyObject* const made =
@@ -53,14 +60,33 @@ class PythonCombiner final : public Combiner {
     return made;
   }
 
-  const nb::object fold_;
+  nb::object fold_;
 };
+
+PythonCombiner& combiner_of(PyObject* self) {
+  return static_cast<PythonCombiner&>(*nb::inst_ptr<Combiner>(self));
+}
+
+int traverse_combiner(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return nb::inst_ready(self) ? combiner_of(self).visit(visit, arg) : 0;
+}
+
+int clear_combiner(PyObject* self) {
+  if (nb::inst_ready(self)) combiner_of(self).clear();
+  return 0;
+}
+
+PyType_Slot kCombinerSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse_combiner)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear_combiner)},
+                                {0, nullptr}};
 
 }  // namespace
 
 void bind_combiner(nb::module_& m) {
   m.attr("COMBINED_BYTES") = Combiner::kChunkBytes;
-  nb::class_<Combiner>(m, "Combiner", "A reduction function, as the engine calls it.")
+  nb::class_<Combiner>(m, "Combiner", nb::type_slots(kCombinerSlots),
+                       "A reduction function, as the engine calls it.")
       .def_static(
           "of",
           [](nb::callable fold, size_t item) -> Combiner* {
@@ -68,6 +94,8 @@ void bind_combiner(nb::module_& m) {
             return new PythonCombiner(std::move(fold), item);
           },
           nb::arg("fold"), nb::arg("item"), nb::rv_policy::take_ownership,
-          "fold(out, *inputs): combines memory, returns None or the text of an exception. item: elements that "
+          nb::sig("def of(fold: Callable[..., str | None], item: int) -> Combiner"),
+          "fold(out, *inputs): combines memory, returns None or the text of an exception. item: elements "
+          "that "
           "stay together.");
 }

@@ -244,7 +244,8 @@ void bind_engine(nb::module_& m) {
           "Loads a lowered plan for one element type and reduction. plan: the number that identifies it when "
           "ranks compare calls; 0: its number in the catalogue. codec, block: how values are encoded, where "
           "edges carry codes; -1: none do. checks_out, checks_in: that side must not hold a negative number. "
-          "between_hosts, fed_back: what errors tell of the codes. combiner: of FUNCTION; keep it alive while "
+          "between_hosts, fed_back: what errors tell of the codes. combiner: of FUNCTION; keep it alive "
+          "while "
           "calls of the operation are under way.",
           nb::keep_alive<0, 1>())
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")

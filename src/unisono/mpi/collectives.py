@@ -329,13 +329,13 @@ def _reduction(
     schedule: Schedule, call: str, begin: Any, op: Op, block: Block, fills: Block | None, **root: int
 ) -> Plan:
     """The plan of a reduction: by the engine where it has the operation. fills: the block of the result."""
-    kind, engine = block.type, engine_op(op, block.type)
+    engine, dtype = engine_op(op, block.type)
     if engine is None or block.nbytes == 0:
         return Plan(schedule)
     items: list[Any] = []
 
     def run(group: Any, later: bool) -> Any:
-        items.append(begin().view(kind.dtype))
+        items.append(begin().view(dtype))
         return getattr(group, call)(items[0], op=engine, async_op=later, **root)
 
     return Plan(schedule, run, None if fills is None else lambda: fills.fill(items[0].view(np.uint8)))

@@ -116,7 +116,7 @@ def element_type(kind: str, op: Op, dtype: int, buffers: tuple[Any, ...]) -> np.
     import numpy as np
 
     given = [each for side in buffers for each in (side if isinstance(side, (list, tuple)) else [side])]
-    found = {each.dtype for each in given if isinstance(each, np.ndarray)}
+    found: set[np.dtype[Any]] = {each.dtype for each in given if isinstance(each, np.ndarray)}
     if len(found) > 1:
         raise TypeError(f"{kind}: the arrays are of several dtypes: {', '.join(map(str, found))}")
     if found:

@@ -19,7 +19,9 @@ from unisono.engine.group.external_work import ExternalCall, ExternalMessageWork
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.work import OutstandingMessages, seconds
 from unisono.engine.memory.buffers import DTYPES, DeviceArray, is_tensor
+from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import kind_of
+from unisono.engine.operations.reduction import ReduceOp
 from unisono.errors import Aborted, GroupError, Mismatch, Timeout, UnisonoError, message
 from unisono.plans import ALGORITHMS, StepFunction, make
 
@@ -133,7 +135,10 @@ class ExternalPlanner(Planner[LibraryDriver]):
     ) -> LibraryCall:
         name = DTYPES[dtype]
         arrays = (self._flat(side, name, pins) for side in sides)
-        return LibraryCall(call.plan, name, call.op, call.root, even, *arrays)
+        op = (
+            ReduceOp.SUM if isinstance(call.op, UserOp) else call.op
+        )  # of objects: the library reduces nothing
+        return LibraryCall(call.plan, name, op, call.root, even, *arrays)
 
     def as_readable(self, kind: str, array: Any) -> Any:
         """See `Planner.as_readable`.

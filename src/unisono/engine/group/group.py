@@ -845,12 +845,12 @@ class Group(_native.GroupBase):
             return None
         try:
             return list(accumulate(parts, function)) if kind == "scan_object" else reduce(function, parts)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (it is raised)
             self._fail_function(kind, error)
 
+    @abstractmethod
     def _fail_function(self, kind: str, error: Exception) -> NoReturn:
-        """Raise the error of a function of objects on all ranks."""
-        raise error
+        """Raise the error of a function of objects, on all ranks if the library can."""
 
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
@@ -958,9 +958,7 @@ class Group(_native.GroupBase):
             self._move(kind, parts, encoded, root, timeout, op)
         return [objects.decode_object(part, pickle=pickle) for part in parts]
 
-    def _move(
-        self, kind: str, out: Any, sendbuf: Any, root: int, timeout: Seconds, op: Op = SUM
-    ) -> None:
+    def _move(self, kind: str, out: Any, sendbuf: Any, root: int, timeout: Seconds, op: Op = SUM) -> None:
         """One of the two operations of an object call: lengths, then bytes. op: ranks compare it."""
         self._call(kind, out, sendbuf, op, root, None, False, False, timeout)
 

@@ -348,9 +348,7 @@ class NativePlanner(MessagePlanner):
 
     def _prepare_function(self, call: CallArguments, op: UserOp, dtype: int, numel: int) -> PreparedCall:
         """The operation for a call with a reduction function; every result is computed on one rank."""
-        kind, _, root, algorithm, in_order, coding, element = call
-        if coding is not None:
-            raise ValueError(f"{kind}: codec= does not go with a function")
+        kind, _, root, algorithm, in_order, _, element = call
         plan, in_order, custom = call.plan, in_order or not op.commutative, None
         if callable(algorithm) or (algorithm is not None and is_file(algorithm)):
             custom = self._custom.plan(plan, algorithm, root)

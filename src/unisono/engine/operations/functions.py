@@ -38,12 +38,13 @@ class UserOp:
 
     value = 9
 
-    def __init__(self, function: Function, commutative: bool, name: str | None) -> None:
-        inner: Any = function
+    def __init__(self, function: Function, commutative: bool, name: str | None, origin: Any = None) -> None:
+        """origin: the function by which ranks compare it; None: this one."""
+        inner: Any = function if origin is None else origin
         while isinstance(inner, functools.partial):
             inner = inner.func
         kind = type(inner)
-        called = getattr(inner, "__qualname__", None) or getattr(inner, "__name__", kind.__qualname__)
+        called = str(getattr(inner, "__qualname__", "") or getattr(inner, "__name__", kind.__qualname__))
         code = getattr(inner, "__code__", None)
         place = "" if code is None else f", {code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}"
         defined = f"{getattr(inner, '__module__', None) or kind.__module__}.{called}{place}"
@@ -66,9 +67,7 @@ class UserOp:
         """The exception that the function raised on this rank in a collective."""
         return self._state.get("raised")
 
-    def combiner(
-        self, dtype: np.dtype[Any], item: int, describe: Callable[[BaseException], str]
-    ) -> Combiner:
+    def combiner(self, dtype: np.dtype[Any], item: int, describe: Callable[[BaseException], str]) -> Combiner:
         """What the engine calls for arrays of this dtype.
 
         Args:
@@ -89,8 +88,8 @@ class UserOp:
 def op(function: Function, commutative: bool = True, name: str | None = None) -> UserOp:
     """Make a reduction operation of a function f(a, b) of two arrays.
 
-    f combines element by element and is associative. It gets NumPy arrays [n] of the call's dtype, whatever n,
-    and returns an array [n] of the same dtype. `a` is the result so far and may be overwritten and returned;
+    f combines element by element and is associative. It gets NumPy arrays [n] of the call's dtype, for any n,
+    and returns such an array. `a` is the result so far and may be overwritten and returned;
     `b` is read-only. It keeps neither. Elements of a structured dtype stay whole. A NumPy ufunc such as
     `np.logaddexp` needs no copies. f runs in the thread that runs the call, and may not call the same group.
 
@@ -104,7 +103,7 @@ def op(function: Function, commutative: bool = True, name: str | None = None) ->
         TypeError: it is no function.
     Example: absmax = un.op(lambda a, b: np.where(abs(a) >= abs(b), a, b)); group.all_reduce(x, absmax)
     """
-    if not callable(function) or isinstance(function, UserOp | type):
+    if isinstance(function, UserOp | type) or not callable(function):
         raise TypeError(f"op: function is {function!r}, expected a function of two arrays")
     name = None if name is None else instance(name, str, "op: name")
     return UserOp(function, flag(commutative, "op: commutative"), name)
@@ -159,14 +158,15 @@ class _Fold:
         """total f other, in memory of its own: the next call may work in place."""
         import numpy as np
 
-        made = self._function(total, other)
+        made: Any = self._function(total, other)
         if made is total:
-            return total
+            return made  # type: ignore[no-any-return]
         if not isinstance(made, np.ndarray) or made.shape != other.shape or made.dtype != self._dtype:
             found = f"{made.dtype}{list(made.shape)}" if isinstance(made, np.ndarray) else repr(made)[:40]
             wanted = f"{self._dtype}{list(other.shape)}"
             raise TypeError(f"{self._name} returned {found} for two arrays {wanted}, expected such an array")
-        return made if made.flags.owndata and made.flags.writeable else made.copy()
+        fresh: Array = made if made.flags.owndata and made.flags.writeable else made.copy()
+        return fresh
 
     def _check(self, a: Array, b: Array) -> None:
         """Large arrays are cut: a function that mixes elements would give wrong numbers."""
@@ -180,8 +180,8 @@ class _Fold:
         same = np.allclose(whole, joined, 1e-3, 0.0, True) if numbers else whole.tobytes() == joined.tobytes()
         if not same:
             raise ValueError(
-                f"{self._name} does not combine element by element: two halves of an array give another result "
-                "than the whole, and collectives cut arrays. Give the elements that belong together one "
+                f"{self._name} does not combine element by element: two halves of an array give another "
+                "result than the whole, and collectives cut arrays. Give elements that belong together one "
                 "structured dtype, or use all_reduce_object, whose functions get whole values"
             )
 
@@ -221,7 +221,7 @@ def _locating(better: Function) -> Function:
     def locate(a: Any, b: Any) -> Any:
         names = getattr(getattr(a, "dtype", None), "names", None)
         (u, i), (v, j) = ((a[names[0]], a[names[1]]), (b[names[0]], b[names[1]])) if names else (a, b)
-        none, other = u != u, v != v  # noqa: PLR0124  (NaN)
+        none, other = u != u, v != v  # NaN
         alike = (u == v) | (none & other)
         first = (none > other) | ((none == other) & (better(u, v) | (alike & (i <= j))))
         if not names:

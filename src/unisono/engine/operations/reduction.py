@@ -36,7 +36,8 @@ class PremulSum(msgspec.Struct, frozen=True):
     name: str = "PREMUL_SUM"
 
 
-Op = ReduceOp | PremulSum | UserOp
+BuiltinOp = ReduceOp | PremulSum
+Op = BuiltinOp | UserOp
 
 
 def premul_sum(factor: float) -> PremulSum:
