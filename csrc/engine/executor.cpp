@@ -181,7 +181,8 @@ void Executor::step(const Instruction& step, const SegmentContext& context) {
     case Opcode::kReduce:
       return reduce(step, context);
     case Opcode::kCopy: {
-      const BufferExtent from = locate(step.own, context), to = locate(step.dst, context);
+      const BufferExtent from = as_read(locate(step.own, context), step.own, step, context);
+      const BufferExtent to = locate(step.dst, context);
       if (from.numel == 0 || from.data == to.data) return;
       about_to_write(to, context);
       kernels().copy(to.data, from.data, from.numel * context.item);
@@ -197,6 +198,14 @@ BufferExtent Executor::locate(ChunkRef ref, const SegmentContext& context) {
   const size_t length = chunk_numel(ref, context);
   return {scratch_.data() + static_cast<size_t>(ref.index) * scratch_stride_,
           length > context.first ? std::min(context.segment, length - context.first) : 0};
+}
+
+// A chunk that a step reads: of an input beside the output while it is untouched.
+BufferExtent Executor::as_read(BufferExtent piece, ChunkRef ref, const Instruction& step,
+                               const SegmentContext& context) {
+  if (piece.numel > 0 && ref.space == Space::kOut && (step.flags & kRaw) != 0)
+    piece.data += context.task.binding.untouched;
+  return piece;
 }
 
 // Elements of a chunk in all segments. A Tmp chunk is as long as the In or Out chunk of the same index.
@@ -237,7 +246,7 @@ BufferExtent Executor::locate_message(ChunkRef ref, const SegmentContext& contex
 }
 
 void Executor::send(const Instruction& step, const SegmentContext& context) {
-  const BufferExtent piece = locate_message(step.dst, context);
+  const BufferExtent piece = as_read(locate_message(step.dst, context), step.dst, step, context);
   if ((piece.numel == 0 && !context.first_segment) || step.peers.empty()) return;
   const bool scaled = (step.flags & kRaw) != 0 && context.task.op == ReduceOp::kPremulSum;
   const std::span<const int> peers(step.peers), local = peers.first(step.local_receivers);
@@ -488,7 +497,7 @@ size_t Executor::locate_inputs(const Instruction& step, size_t nbytes, const Seg
   size_t k = 0;
   const auto add_own = [&] {
     if (static_cast<int32_t>(k) != step.own_input_index) return;
-    const BufferExtent own = locate(step.own, context);
+    const BufferExtent own = as_read(locate(step.own, context), step.own, step, context);
     inputs_[k++] = own.data;
     if (task.op != ReduceOp::kPremulSum || (step.flags & kRaw) == 0) return;
     unsigned char* const scaled =

@@ -47,6 +47,9 @@ class ChunkList {
 
 struct BufferBinding {
   ChunkList out, in;
+  // Of a call in place that has an input as well: how far behind `out` in memory its input is. Untouched
+  // chunks of Out are read there.
+  ptrdiff_t untouched = 0;
   const ChunkList& of(Space space) const { return space == Space::kOut ? out : in; }  // not scratch memory
 };
 
@@ -149,6 +152,8 @@ class Executor {
   size_t chunk_numel(ChunkRef chunk, const SegmentContext& context) const;
   BufferExtent locate(ChunkRef ref, const SegmentContext& context);
   BufferExtent locate_message(ChunkRef ref, const SegmentContext& context);
+  static BufferExtent as_read(BufferExtent piece, ChunkRef ref, const Instruction& step,
+                              const SegmentContext& context);
   bool runs_ahead(ChunkRef ref, const SegmentContext& context) const;
   size_t segments_ahead(size_t segment, size_t item) const;
   size_t segment_elements(const CollectiveTask& task, size_t item) const;

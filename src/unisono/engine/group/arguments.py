@@ -10,7 +10,7 @@ from unisono.engine.memory.buffers import DTYPES, REDUCIBLE, instead
 from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op, PremulSum, ReduceOp
-from unisono.plans import CONTRACTS, StepFunction
+from unisono.plans import ALGORITHMS, CONTRACTS, StepFunction
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,6 +85,13 @@ def check_algorithm(kind: str, algorithm: Any) -> None:
         raise TypeError(
             f"{kind}: algorithm is a {type(algorithm).__name__}, expected a name, a file or a function"
         )
+
+
+def check_beside(call: CallArguments) -> None:
+    """Raises ValueError: such a call has no `out`."""
+    if call.coding is not None or not (call.algorithm is None or call.algorithm in ALGORITHMS[call.plan]):
+        what = "codec=" if call.coding is not None else "an algorithm of your own"
+        raise ValueError(f"{call.kind}: out= does not go with {what}; copy x into it first, and reduce it in place")
 
 
 def check_op(kind: str, op: Any) -> None:

@@ -23,7 +23,7 @@ from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import ReduceOp
 from unisono.errors import Aborted, GroupError, Mismatch, Timeout, UnisonoError, message
-from unisono.plans import ALGORITHMS, StepFunction, make
+from unisono.plans import ALGORITHMS, CONTRACTS, StepFunction, make
 
 CLOSING_S = 1.0
 """How long `close` waits for the operations under way."""
@@ -110,6 +110,8 @@ class ExternalPlanner(Planner[LibraryDriver]):
         """See `Planner.bind`."""
         check_op(call.kind, call.op)
         self._check(call, layout.dtype)
+        if layout.source and CONTRACTS[call.plan].in_place:
+            self.refuse("out=", "its reductions are in place")
         even = kind_of(call.kind).layout != "all_gather_v"
         started = self._call(call, layout.dtype, even, (layout.target, layout.source), pins)
         return ExternalCall(self, call.kind, [started], pins, result)

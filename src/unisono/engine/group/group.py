@@ -85,6 +85,8 @@ class Group(_native.GroupBase):
             there are several hosts.
         feedback: a float32 buffer as long as the data that is sent, see `unisono.codecs.feedback_for`. The
             encoding error is kept there and added in the next call. Not for PRODUCT, MIN and MAX.
+        out: where the result goes; `x` is only read, and need not be copied first. As long as `x`, and no part
+            of it. None: `x`. Not with a codec, and not with a function or a file as the algorithm.
         async_op: return a `Work` at once. Do not use the buffers until it is done.
         timeout: seconds (or a timedelta) for the whole operation; None: the group's.
     Raises:
@@ -309,12 +311,13 @@ class Group(_native.GroupBase):
 
     # ---- collectives: every rank calls them, in the same order --------------------------------------
 
-    @collective(out="x")
+    @collective(out="x", sendbuf="out")
     def all_reduce(
         self,
         x: Any,
         op: Op = SUM,
         *,
+        out: Any = None,
         algorithm: Algorithm = None,
         reproducible: bool = False,
         codec: CodecName = None,
@@ -324,8 +327,8 @@ class Group(_native.GroupBase):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the group, in place; every rank gets the same bits. For a number it returns a
-        number.
+        """Reduce `x` over the group, in place or into `out`; every rank gets the same bits. For a number it
+        returns a number.
 
         Shapes: x [numel], the same numel and dtype on every rank.
         Cost: one_shot 1 round, p-1 reads; two_shot 2 rounds; ring 2(p-1) rounds and 2(p-1)/p * nbytes sent.
@@ -352,13 +355,14 @@ class Group(_native.GroupBase):
         Example (p=2, src=0): [1, 2] and [0, 0] -> [1, 2] on both.
         """
 
-    @collective(out="x")
+    @collective(out="x", sendbuf="out")
     def reduce(
         self,
         x: Any,
         dst: int = 0,
         op: Op = SUM,
         *,
+        out: Any = None,
         algorithm: Algorithm = None,
         reproducible: bool = False,
         codec: CodecName = None,
@@ -367,40 +371,42 @@ class Group(_native.GroupBase):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the group into `x` of rank `dst`; the buffers of other ranks do not change.
+        """Reduce `x` over the group into `x` of rank `dst`, or its `out`; no other rank's buffer changes.
 
-        Shapes: x [numel], the same numel and dtype on every rank.
+        Shapes: x [numel], the same numel and dtype on every rank; out as x, not used on other ranks.
         Example (p=2, dst=0): [1, 2] and [3, 4] -> [4, 6] and [3, 4].
         """
 
-    @collective(out="x")
+    @collective(out="x", sendbuf="out")
     def scan(
         self,
         x: Any,
         op: Op = SUM,
         *,
+        out: Any = None,
         algorithm: Algorithm = None,
         reproducible: bool = False,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the ranks up to this one, in place.
+        """Reduce `x` over the ranks up to this one, in place or into `out`.
 
         Example (p=3): [1], [2], [3] -> [1], [3], [6].
         """
 
-    @collective(out="x")
+    @collective(out="x", sendbuf="out")
     def exclusive_scan(
         self,
         x: Any,
         op: Op = SUM,
         *,
+        out: Any = None,
         algorithm: Algorithm = None,
         reproducible: bool = False,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the ranks below this one, in place; the `x` of rank 0 does not change.
+        """Reduce `x` over the ranks below this one, in place or into `out`; that of rank 0 does not change.
 
         Example (p=3): [1], [2], [3] -> [1], [1], [3].
         """

@@ -26,6 +26,7 @@ from unisono.engine.diagnosis.report import FirstFailure
 from unisono.engine.environment.event_log import LOG
 from unisono.engine.group.arguments import (
     CallArguments,
+    check_beside,
     check_op,
     check_reducible,
 )
@@ -49,7 +50,7 @@ from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import KINDS, kind_of
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.errors import Aborted, Evicted, GroupError, message
-from unisono.plans import StepFunction, lower_rank
+from unisono.plans import CONTRACTS, StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 from unisono.schedules.files import is_file
 
@@ -186,6 +187,8 @@ class NativePlanner(MessagePlanner):
         """See `Planner.bind`: choose a plan, lower it, bind it."""
         if layout.blocks and call.algorithm not in (None, "direct"):
             check_alike(call.kind, layout.blocks)
+        if layout.source and CONTRACTS[call.plan].in_place:
+            check_beside(call)
         coded, feedback = None, None
         if call.coding is not None:
             coded, feedback, layout = self.codings.of_call(call, pins[0], layout)
