@@ -91,7 +91,9 @@ def check_beside(call: CallArguments) -> None:
     """Raises ValueError: such a call has no `out`."""
     if call.coding is not None or not (call.algorithm is None or call.algorithm in ALGORITHMS[call.plan]):
         what = "codec=" if call.coding is not None else "an algorithm of your own"
-        raise ValueError(f"{call.kind}: out= does not go with {what}; copy x into it first, and reduce it in place")
+        raise ValueError(
+            f"{call.kind}: out= does not go with {what}; copy x into it first, and reduce it in place"
+        )
 
 
 def check_op(kind: str, op: Any) -> None:
