@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "unisono.codecs.low_rank": ("LowRank",),
     "unisono.engine.memory.arrays": ("empty",),
     "unisono.engine.group": (
         "ANY_TAG",
@@ -63,6 +64,7 @@ _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 if TYPE_CHECKING:
     from unisono import codecs, networks
     from unisono import mpi as MPI  # noqa: F401, N812
+    from unisono.codecs.low_rank import LowRank
     from unisono.engine.backends import is_available
     from unisono.engine.environment.event_log import log
     from unisono.engine.group import (
@@ -129,6 +131,7 @@ __all__ = [
     "GroupError",
     "HashStore",
     "LaunchError",
+    "LowRank",
     "Mismatch",
     "NotSupported",
     "PeerLost",

@@ -23,7 +23,9 @@ def expected(group: un.Group, call: str, x: np.ndarray, out: np.ndarray, **optio
     """What `out` has to hold afterwards."""
     copy = x.copy()
     getattr(group, call)(copy, **options)
-    kept = (call == "reduce" and group.rank != options["dst"]) or (call == "exclusive_scan" and not group.rank)
+    kept = (call == "reduce" and group.rank != options["dst"]) or (
+        call == "exclusive_scan" and not group.rank
+    )
     return out.copy() if kept else copy
 
 
@@ -98,7 +100,11 @@ WRONG = {
     "dtype": (lambda x: (x, np.zeros(4, np.float32)), {}, "they must agree"),
     "overlap": (lambda x: (x[:3], x[1:]), {}, "overlap"),
     "read-only": (lambda x: (x, np.frombuffer(bytes(32))), {}, "read-only"),
-    "codec": (lambda x: (x.astype("f4"), np.zeros(4, "f4")), {"codec": "bf16"}, "out= does not go with codec="),
+    "codec": (
+        lambda x: (x.astype("f4"), np.zeros(4, "f4")),
+        {"codec": "bf16"},
+        "out= does not go with codec=",
+    ),
     "function": (lambda x: (x, np.zeros(4)), {"algorithm": lambda *_: ()}, "an algorithm of your own"),
     "number": (lambda x: (3.0, np.zeros(1)), {}, "x is a float"),
 }

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from unisono.codecs.codec import Codec
+    from unisono.codecs.low_rank import LowRank
     from unisono.engine.group.codec_arguments import CodecChoice
     from unisono.engine.group.departure import Departure
     from unisono.engine.windows.window import Window
@@ -80,13 +81,14 @@ class Group(_native.GroupBase):
         codec: a codec of `unisono.codecs`, or its name: how edges encode float32. Sums are in float32, and
             all ranks get the same bits; `error_bound` gives the error. "auto": the codec that the cost model
             finds fastest, with an error of at most `max_error` of the largest possible result; on one host
-            none.
+            none. `un.LowRank(rank)` is one of `all_reduce` for matrices.
         between_hosts: True: only edges between hosts carry codes; False: all edges do. None: True where
             there are several hosts.
         feedback: a float32 buffer as long as the data that is sent, see `unisono.codecs.feedback_for`. The
-            encoding error is kept there and added in the next call. Not for PRODUCT, MIN and MAX.
-        out: where the result goes; `x` is only read, and need not be copied first. As long as `x`, and no part
-            of it. None: `x`. Not with a codec, and not with a function or a file as the algorithm.
+            encoding error is kept there and added in the next call. Not for PRODUCT, MIN and MAX. With
+            `un.LowRank` its `feedback_for(x)`.
+        out: where the result goes; `x` is only read, and need not be copied first. As long as `x`, and no
+            part of it. None: `x`. Not with a codec, and not with a function or a file as the algorithm.
         async_op: return a `Work` at once. Do not use the buffers until it is done.
         timeout: seconds (or a timedelta) for the whole operation; None: the group's.
     Raises:
@@ -320,7 +322,7 @@ class Group(_native.GroupBase):
         out: Any = None,
         algorithm: Algorithm = None,
         reproducible: bool = False,
-        codec: CodecName = None,
+        codec: CodecName | LowRank = None,
         between_hosts: bool | None = None,
         feedback: Any = None,
         max_error: float | None = None,

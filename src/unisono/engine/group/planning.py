@@ -33,6 +33,7 @@ from unisono.plans import StepFunction
 if TYPE_CHECKING:
     from unisono import _native
     from unisono.codecs.codec import Codec
+    from unisono.codecs.low_rank import LowRank
     from unisono.engine.backends.driver import LibraryDriver
     from unisono.engine.group.codec_planning import CodecPlanner
 
@@ -106,7 +107,7 @@ class Planner(ABC, Generic[Runner]):
         root: int,
         algorithm: str | StepFunction | None,
         reproducible: bool,
-        codec: Codec | str | None = None,
+        codec: Codec | LowRank | str | None = None,
         between_hosts: bool | None = None,
         feedback: Any = None,
         max_error: float | None = None,
@@ -130,7 +131,16 @@ class Planner(ABC, Generic[Runner]):
             coding = CodecArguments(codec, between_hosts, feedback, max_error)
         in_order = reproducible or self.reproducible
         element = element_type(kind, op, buffers[0].dtype, (out, sendbuf))
-        return self.bind(CallArguments(kind, op, root, algorithm, in_order, coding, element), *buffers)
+        call = CallArguments(kind, op, root, algorithm, in_order, coding, element)
+        if coding is not None:
+            from unisono.engine.group.low_rank_call import (
+                LowRank,
+                LowRankCall,
+            )  # most programs need no codecs
+
+            if isinstance(codec, LowRank):
+                return LowRankCall(self, call, out, sendbuf, buffers[0].dtype)
+        return self.bind(call, *buffers)
 
     @abstractmethod
     def bind(self, call: CallArguments, layout: BufferLayout, pins: Any, result: CallResult) -> Any:

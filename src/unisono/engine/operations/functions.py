@@ -160,7 +160,7 @@ class _Fold:
 
         made: Any = self._function(total, other)
         if made is total:
-            return total
+            return np.asarray(total)
         if not isinstance(made, np.ndarray) or made.shape != other.shape or made.dtype != self._dtype:
             found = f"{made.dtype}{list(made.shape)}" if isinstance(made, np.ndarray) else repr(made)[:40]
             wanted = f"{self._dtype}{list(other.shape)}"

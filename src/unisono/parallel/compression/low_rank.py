@@ -37,13 +37,15 @@ class GradientMatrix(NamedTuple):
 class _TorchArrays:
     """See `arithmetic.Arrays`."""
 
-    where = staticmethod(torch.where)
     zeros_like = staticmethod(torch.zeros_like)
     finite = staticmethod(finite)
 
     def qr(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         found, triangle = torch.linalg.qr(columns.double())
         return found, triangle
+
+    def where(self, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(condition, x, y)
 
     def rows(self, columns: Tensor) -> Tensor:
         # row by row: what is saved and loaded must be multiplied in the same way
