@@ -151,14 +151,6 @@ def _folded(op: Op, kind: Type, a: Any, b: Any) -> Any:
     return target
 
 
-def _first(x: Any, y: Any) -> Any:  # noqa: ARG001
-    return x
-
-
-def _second(x: Any, y: Any) -> Any:  # noqa: ARG001
-    return y
-
-
 def _logical(function: Any) -> Any:
     return lambda a, b: function(a.astype(bool), b.astype(bool))
 
@@ -179,8 +171,8 @@ def _predefined() -> dict[str, Op]:
         "BXOR": (VALUES["BXOR"], np.bitwise_xor, bits, engine.BXOR),
         "MAXLOC": (MAXLOC, MAXLOC, "V", None),
         "MINLOC": (MINLOC, MINLOC, "V", None),
-        "REPLACE": (_second, None, "", None, False),
-        "NO_OP": (_first, None, "", None, False),
+        "REPLACE": (lambda _, y: y, None, "", None, False),
+        "NO_OP": (lambda x, _: x, None, "", None, False),
     }
     return {name: Op._of(_Operation(f"MPI_{name}", *row)) for name, row in rows.items()}
 

@@ -15,8 +15,6 @@ from unisono.engine.operations.reduction import ReduceOp
 if TYPE_CHECKING:
     import numpy as np
 
-    from unisono.engine.group.planning import Planner
-
     Array = np.ndarray[Any, Any]
 
 
@@ -24,12 +22,12 @@ class LowRankCall:
     """A checked call: `GroupBase` runs it as it runs the calls of other libraries.
 
     Args:
-        x: the buffer, checked as that of an `all_reduce` in place.  dtype: its code.
+        planner: of the group.  x: the buffer, checked as that of an `all_reduce` in place.  dtype: its code.
     Raises:
         ValueError, TypeError: it is no matrix of float32, or an argument does not go with low rank.
     """
 
-    def __init__(self, planner: Planner[Any], call: CallArguments, x: Any, sendbuf: Any, dtype: int) -> None:
+    def __init__(self, planner: Any, call: CallArguments, x: Any, sendbuf: Any, dtype: int) -> None:
         assert call.coding is not None
         codec, between_hosts, feedback, max_error = call.coding
         others = {
