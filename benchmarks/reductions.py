@@ -1,7 +1,7 @@
 """What `out=` gains over a copy and a reduction in place, and reduction functions beside mpi4py's.
 
-    python benchmarks/reductions.py                          both tables of Unisono alone, on two ranks
-    python benchmarks/reductions.py --against .venv-mpich    functions in turns with mpi4py in that environment
+    python benchmarks/reductions.py                          Unisono alone, on two ranks
+    python benchmarks/reductions.py --against .venv-mpich    in turns with mpi4py in that environment
 
 Each turn is a job of its own; a figure is the fastest of all turns. On a busy machine only the ratio says
 something.
@@ -21,21 +21,17 @@ from typing import Any
 import numpy as np
 
 SIZES = (4, 1024, 16384, 262144, 1048576, 16777216)  # bytes of float32
-WINDOWS = 7
+WINDOWS = 25
 
 
-def fastest(run: Callable[[], Any], barrier: Callable[[], Any], nbytes: int) -> float:
+def window(run: Callable[[], Any], barrier: Callable[[], Any], nbytes: int) -> float:
     """Seconds of a call."""
-    calls = max(3, min(1000, (1 << 24) // (nbytes + 16384)))
-    run()
-    found = []
-    for _ in range(WINDOWS):
-        barrier()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            run()
-        found.append((time.perf_counter() - begin) / calls)
-    return min(found)
+    calls = max(2, min(500, (1 << 23) // (nbytes + 16384)))
+    barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - begin) / calls
 
 
 def of_unisono() -> tuple[dict[str, Callable[[Any, Any], Any]], Callable[[], Any], int]:
@@ -64,7 +60,7 @@ def of_mpi4py() -> tuple[dict[str, Callable[[Any, Any], Any]], Callable[[], Any]
 
     comm = MPI.COMM_WORLD
 
-    def add(a: Any, b: Any, datatype: Any) -> None:
+    def add(a: Any, b: Any, _: Any) -> None:
         into = np.frombuffer(b, np.float32)
         np.add(np.frombuffer(a, np.float32), into, out=into)
 
@@ -79,8 +75,10 @@ def rank_of(library: str) -> None:
     found: dict[str, dict[int, float]] = {name: {} for name in calls}
     for nbytes in SIZES:
         x, out = np.ones(nbytes // 4, np.float32), np.empty(nbytes // 4, np.float32)
-        for name, call in calls.items():
-            found[name][nbytes] = fastest(lambda call=call, x=x, out=out: call(x, out), barrier, nbytes)
+        for _ in range(WINDOWS):  # in turns: what disturbs one call disturbs all
+            for name, call in calls.items():
+                seconds = window(lambda call=call, x=x, out=out: call(x, out), barrier, nbytes)
+                found[name][nbytes] = min(seconds, found[name].get(nbytes, seconds))
     if rank == 0:
         print(json.dumps(found), flush=True)
 

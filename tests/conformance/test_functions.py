@@ -1,6 +1,7 @@
 """Reductions by the program's own functions, against functools.reduce in the order of ranks, bit by bit."""
 
 import gc
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -341,3 +342,4 @@ def test_partials_have_the_name_of_their_function() -> None:
     assert "absmax" in op.description and op.number == un.op(partial(absmax)).number
     assert op.number != un.op(absmax, name="other").number != un.op(absmax, commutative=False).number
     assert op(3, -4) == -4
+    assert pickle.loads(pickle.dumps(un.op(absmax, name="x"))).number == un.op(absmax, name="x").number

@@ -8,6 +8,7 @@ the ranks.
 from __future__ import annotations
 
 import json
+import operator
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 from unisono.engine.backends.availability import BACKENDS, is_available
 from unisono.engine.environment import env
+from unisono.engine.operations.functions import op
 from unisono.errors import NotSupported, UnisonoError
 
 TRIAL_S = 120.0
@@ -101,6 +103,8 @@ OPERATIONS: dict[str, Try] = {
     "ANY_TAG": _any_tag,
     "probe": _probe,
     "objects": lambda group, make: group.all_gather_object({"rank": group.rank}),  # noqa: ARG005
+    "op(f)": lambda group, make: group.all_reduce(make(3), op(operator.add)),
+    "out=": lambda group, make: group.all_reduce(make(3), out=make(3)),
     "subgroup, split": _subgroup,
     "timeout=": lambda group, make: group.all_reduce(make(3), timeout=30),
     "algorithm=": lambda group, make: group.all_reduce(make(3), algorithm="ring"),

@@ -52,6 +52,7 @@ class UserOp:
         self.name = called if name is None else name
         self.description = f"op {self.name} ({defined}{'' if commutative else ', does not commute'})"
         self.number = _number(self.description)
+        self._given_name = name
         self._state: dict[str, BaseException] = {}  # not `self`: combiners would keep it alive for ever
         self._combiners: dict[np.dtype[Any], Combiner] = {}
 
@@ -61,6 +62,9 @@ class UserOp:
 
     def __repr__(self) -> str:
         return f"<{self.description}>"
+
+    def __reduce__(self) -> Any:
+        return op, (self.function, self.commutative, self._given_name)
 
     @property
     def raised(self) -> BaseException | None:
