@@ -44,6 +44,7 @@ def test_settings_have_the_names_that_a_user_can_set(
 
 def test_is_available_for_every_backend() -> None:
     assert is_available()
+    assert is_available("auto") and is_available("auto", "cpu") and not is_available("auto", "cuda")
     assert not is_available("native", "cuda")
     assert not is_available("mpi", "cuda")
     assert not is_available("nonsense")
