@@ -68,10 +68,10 @@ WHOLE: dict[str, str] = {
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
-    ("src/unisono/planner",): 5_674,
+    ("src/unisono/planner",): 5_675,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 10_823,
-    ("src", "csrc"): 125_203,
-    ("tests",): 77_947,
+    ("src", "csrc"): 126_306,
+    ("tests",): 78_607,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
