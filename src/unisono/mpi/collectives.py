@@ -281,14 +281,15 @@ class Prefixes:
         target = simple(recvbuf, writable=True)
         source = _contribution(sendbuf, target)
         check_type(op, source.type)
-        packed = copy_of(source)
 
         def schedule() -> Schedule:
-            found = yield from schedules.scan(lane, packed, op, source.type, inclusive)
+            found = yield from schedules.scan(lane, copy_of(source), op, source.type, inclusive)
             if found is not None:
                 target.fill(found)
 
-        return Plan(schedule())
+        if not inclusive:
+            return Plan(schedule())
+        return _reduction(schedule(), "scan", _filled_by(target, source), op, target, fills=target)
 
 
 BYTE = Block(np.zeros(0, np.uint8), 0, 0, simple(b"", writable=False).type).type
