@@ -128,7 +128,11 @@ def try_backend(
     Raises:
         UnisonoError: the backend is not installed, its ranks failed, or they took too long.
     """
-    command = [*(launcher or _launcher(name)), "-m", __name__, name]
+    return ran([*(launcher or _launcher(name)), "-m", __name__, name], environ)
+
+
+def ran(command: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Run the ranks of a trial; what rank 0 prints behind MARK. Raises UnisonoError: see `try_backend`."""
     try:
         ended = subprocess.run(
             command, env=environ or _environ(), capture_output=True, text=True, timeout=TRIAL_S, check=False
@@ -153,10 +157,13 @@ def _launcher(name: str) -> list[str]:
         if found is None:
             raise UnisonoError("no mpiexec is on the PATH")
         return [found, "-n", str(RANKS), sys.executable]
+    return run_command(name == "nccl" and not is_available("nccl"))
+
+
+def run_command(virtual: bool) -> list[str]:
+    """The launcher of Unisono. virtual: with a virtual GPU for each rank."""
     run = [sys.executable, "-m", "unisono", "run", "-n", str(RANKS)]
-    if name == "nccl" and not is_available("nccl"):
-        return [*run, "--virtual-gpus", str(RANKS)]
-    return run
+    return [*run, "--virtual-gpus", str(RANKS)] if virtual else run
 
 
 def _environ() -> dict[str, str]:
