@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_675,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 10_823,
     ("src", "csrc"): 126_437,
-    ("tests",): 78_617,
+    ("tests",): 78_621,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
