@@ -68,10 +68,10 @@ WHOLE: dict[str, str] = {
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
-    ("src/unisono/planner",): 5_674,
+    ("src/unisono/planner",): 5_675,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
-    ("src", "csrc"): 128_520,
-    ("tests",): 79_738,
+    ("src", "csrc"): 129_755,
+    ("tests",): 80_412,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

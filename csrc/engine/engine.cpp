@@ -261,7 +261,7 @@ FaultKind Engine::execute(const CollectiveCall& call, bool in_background, Releas
     clear_up(call);
     abort(Fault{FaultKind::kNoMemory, rank_, rank_});
     return FaultKind::kNoMemory;
-  } catch (const std::domain_error& error) {  // the caller has changed its buffer during the call
+  } catch (const std::domain_error& error) {  // a changed buffer, or a reduction function failed
     clear_up(call);
     report(kLeaving, error.what());
     abort(Fault{FaultKind::kAborted, rank_, rank_});
@@ -295,9 +295,9 @@ void Engine::perform(const CollectiveCall& call, uint64_t fingerprint) {
     call.packed->in.gather();
     if (in_place) call.packed->out.gather();
   }
-  executor_.run(
-      CollectiveTask{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint, call.coding},
-      waiter_);
+  executor_.run(CollectiveTask{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint,
+                               call.coding, call.combiner},
+                waiter_);
   if (call.packed != nullptr && call.program->writes_out()) call.packed->out.scatter();
 }
 
@@ -311,7 +311,8 @@ void Engine::check_process() const {
 void Engine::throw_if_in_signal_handler() const {
   if (in_signal_handler()) [[unlikely]]
     throw std::runtime_error(
-        "called from a signal handler while an operation of the same group is under way");
+        "called from a signal handler, or from a reduction function, while an operation of the same group is "
+        "under way");
 }
 
 void Engine::note_caller() {
@@ -373,11 +374,11 @@ void Engine::run_queued(bool executing, bool in_background, ReleasableLock* call
     running_queued_ = true;
     waited_calls_in_a_row_ = in_background ? 0 : std::min(waited_calls_in_a_row_ + 1, kPatientAfter);
     lock.unlock();
-    if (in_background) {
+    if (in_background && call.combiner == nullptr) {
       result = execute(call, true, caller_lock);
     } else {
-      const RunningThread running(running_thread_);
-      result = execute(call, false, caller_lock);
+      const RunningThread running(running_thread_);  // a function that calls the group is an error then
+      result = execute(call, in_background, caller_lock);
     }
     lock.lock();
     running_queued_ = false;

@@ -91,6 +91,7 @@ struct CollectiveCall {
   CallSite site{};
   std::shared_ptr<CoalescedBuffers> packed = nullptr;
   EdgeCoding coding{};
+  const Combiner* combiner = nullptr;  // of kFunction; the caller keeps it alive
 };
 
 class Engine {
@@ -105,7 +106,8 @@ class Engine {
   GroupState& group() { return group_; }
   Channels& channels() { return channels_; }
 
-  // Whether the calling thread is already inside a call: then it runs a signal handler.
+  // Whether the calling thread is already inside a call: then it runs a signal handler or a reduction
+  // function.
   bool in_signal_handler() const {
     return running_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   }
@@ -169,6 +171,9 @@ class Engine {
 
   // Whether a peer may still write to the buffers of a failed call: then they must never be freed.
   bool has_open_transfers() const { return executor_.has_open_transfers() || channels_.has_open_transfers(); }
+
+  // The bytes of the longest message of a program.
+  size_t message_limit(const Program& program) const { return executor_.message_limit(program); }
 
   uint64_t mapped_messages() const { return executor_.mapped_messages(); }
 

@@ -41,11 +41,13 @@ size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) /
 // ---- Chunks ----------------------------------------------------------------------------------------
 
 // An even cut starts every chunk on a cache line of the buffer. Equal blocks are cut exactly.
-ChunkList::ChunkList(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks)
+ChunkList::ChunkList(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks,
+                     size_t least)
     : data_(data), numel_(numel) {
   const size_t parts = static_cast<size_t>(std::max(count, 1));
   chunk_numel_ = (numel + parts - 1) / parts;
-  if (!equal_blocks && parts > 1) chunk_numel_ = round_up(chunk_numel_, kLineElementsBytes / item);
+  if (!equal_blocks && parts > 1)
+    chunk_numel_ = round_up(chunk_numel_, least > 0 ? least : kLineElementsBytes / item);
   chunk_numel_ = std::max<size_t>(chunk_numel_, 1);
 }
 
@@ -120,11 +122,12 @@ size_t Executor::segment_elements(const CollectiveTask& task, size_t item) const
   if (program.can_zero_copy() &&
       limits_.zero_copy_segment_bytes >
           0)  // messages that do not fit into the staging memory are sent with zero copy
-    return std::max<size_t>(1, limits_.zero_copy_segment_bytes / chunks / kSliceAlign * kSliceAlign / item);
+    return task.whole_items(
+        std::max<size_t>(1, limits_.zero_copy_segment_bytes / chunks / kSliceAlign * kSliceAlign / item));
   const size_t room = message_limit(program) * (limits_.one_rank_per_host ? shorter : 1);
   const size_t bytes = std::min(fair, room);
   const size_t most = (bytes >= kSliceAlign ? bytes / kSliceAlign * kSliceAlign : bytes) / item;
-  return std::max<size_t>(1, task.coding.whole_blocks(most));
+  return task.whole_items(std::max<size_t>(1, task.coding.whole_blocks(most)));
 }
 
 void Executor::prepare_scratch(const CollectiveTask& task, size_t segment, size_t item) {
@@ -178,7 +181,8 @@ void Executor::step(const Instruction& step, const SegmentContext& context) {
     case Opcode::kReduce:
       return reduce(step, context);
     case Opcode::kCopy: {
-      const BufferExtent from = locate(step.own, context), to = locate(step.dst, context);
+      const BufferExtent from = as_read(locate(step.own, context), step.own, step, context);
+      const BufferExtent to = locate(step.dst, context);
       if (from.numel == 0 || from.data == to.data) return;
       about_to_write(to, context);
       kernels().copy(to.data, from.data, from.numel * context.item);
@@ -194,6 +198,14 @@ BufferExtent Executor::locate(ChunkRef ref, const SegmentContext& context) {
   const size_t length = chunk_numel(ref, context);
   return {scratch_.data() + static_cast<size_t>(ref.index) * scratch_stride_,
           length > context.first ? std::min(context.segment, length - context.first) : 0};
+}
+
+// A chunk that a step reads: of an input beside the output while it is untouched.
+BufferExtent Executor::as_read(BufferExtent piece, ChunkRef ref, const Instruction& step,
+                               const SegmentContext& context) {
+  if (piece.numel > 0 && ref.space == Space::kOut && (step.flags & kRaw) != 0)
+    piece.data += context.task.binding.untouched;
+  return piece;
 }
 
 // Elements of a chunk in all segments. A Tmp chunk is as long as the In or Out chunk of the same index.
@@ -234,7 +246,7 @@ BufferExtent Executor::locate_message(ChunkRef ref, const SegmentContext& contex
 }
 
 void Executor::send(const Instruction& step, const SegmentContext& context) {
-  const BufferExtent piece = locate_message(step.dst, context);
+  const BufferExtent piece = as_read(locate_message(step.dst, context), step.dst, step, context);
   if ((piece.numel == 0 && !context.first_segment) || step.peers.empty()) return;
   const bool scaled = (step.flags & kRaw) != 0 && context.task.op == ReduceOp::kPremulSum;
   const std::span<const int> peers(step.peers), local = peers.first(step.local_receivers);
@@ -485,7 +497,7 @@ size_t Executor::locate_inputs(const Instruction& step, size_t nbytes, const Seg
   size_t k = 0;
   const auto add_own = [&] {
     if (static_cast<int32_t>(k) != step.own_input_index) return;
-    const BufferExtent own = locate(step.own, context);
+    const BufferExtent own = as_read(locate(step.own, context), step.own, step, context);
     inputs_[k++] = own.data;
     if (task.op != ReduceOp::kPremulSum || (step.flags & kRaw) == 0) return;
     unsigned char* const scaled =
@@ -545,7 +557,8 @@ void Executor::reduce(const Instruction& step, const SegmentContext& context) {
   const size_t item = context.item, nbytes = result.numel * item, k = locate_inputs(step, nbytes, context);
   const EdgeCoding& coding = task.coding;
   const auto blocks = [&](size_t most) { return std::max(coding.whole_blocks(most), coding.block); };
-  const size_t remote = step.coded ? blocks(kPartBytes / item * coding.times_shorter()) : kPartBytes / item;
+  const size_t remote =
+      step.coded ? blocks(kPartBytes / item * coding.times_shorter()) : task.whole_items(kPartBytes / item);
   const size_t part = partial_inputs_.empty() || remote_ == nullptr ? result.numel : remote;
   const size_t values_at_once = step.coded ? blocks(kCodedPartElements) : part;
   const bool averaged = task.op == ReduceOp::kAvg && (step.flags & kFinal) != 0;
@@ -560,9 +573,13 @@ void Executor::reduce(const Instruction& step, const SegmentContext& context) {
       const size_t n = std::min(values_at_once, count - at);
       for (const PartialInput& input : partial_inputs_)
         inputs_[input.index] = values_of(input, at, n, only_decodes ? values + first + at : nullptr, context);
-      if (!only_decodes)
+      if (task.combiner != nullptr) {
+        if (!task.combiner->combine(result.data + (first + at) * item, inputs_.data(), k, n * item))
+          context.waiter.fail_here(FaultKind::kInterrupted);
+      } else if (!only_decodes) {
         kernels().reduce[static_cast<size_t>(task.dtype)][static_cast<size_t>(task.op)](
             result.data + (first + at) * item, inputs_.data(), k, n, finish);
+      }
       for (size_t i = 0; i < k; ++i) inputs_[i] = static_cast<const unsigned char*>(inputs_[i]) + n * item;
     }
     if ((first += count) >= result.numel) break;

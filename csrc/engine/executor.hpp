@@ -23,7 +23,9 @@ struct BufferExtent {
 class ChunkList {
  public:
   ChunkList() = default;
-  ChunkList(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks);
+  // least: chunks of an even cut are a multiple of it; 0: of a cache line.
+  ChunkList(unsigned char* data, size_t numel, int32_t count, size_t item, bool equal_blocks,
+            size_t least = 0);
   explicit ChunkList(std::vector<BufferExtent> list) : list_(std::move(list)) {}
 
   // Elements [first, first + at_most) of chunk `index`, cut at its end.
@@ -45,6 +47,9 @@ class ChunkList {
 
 struct BufferBinding {
   ChunkList out, in;
+  // Of a call in place that has an input as well: how far behind `out` in memory its input is. Untouched
+  // chunks of Out are read there.
+  ptrdiff_t untouched = 0;
   const ChunkList& of(Space space) const { return space == Space::kOut ? out : in; }  // not scratch memory
 };
 
@@ -76,6 +81,12 @@ struct CollectiveTask {
   double factor;  // PREMUL_SUM
   uint64_t fingerprint;
   EdgeCoding coding{};
+  const Combiner* combiner = nullptr;
+
+  // The largest number of elements within `numel` that may be cut off: whole items of the function.
+  size_t whole_items(size_t numel) const {
+    return combiner == nullptr ? numel : combiner->whole_items(numel);
+  }
 };
 
 // Equal on every rank of a group: all ranks must cut buffers into the same segments.
@@ -100,6 +111,8 @@ class Executor {
 
   // Whether a peer that was stopped during a copy may still write to the buffers of a failed call.
   bool has_open_transfers() const { return has_open_transfers_; }
+
+  size_t message_limit(const Program& program) const;  // the largest size of one outstanding message
 
   // How many messages were read in place, in the memory of their senders.
   uint64_t mapped_messages() const { return mapped_messages_.load(std::memory_order_relaxed); }
@@ -139,9 +152,10 @@ class Executor {
   size_t chunk_numel(ChunkRef chunk, const SegmentContext& context) const;
   BufferExtent locate(ChunkRef ref, const SegmentContext& context);
   BufferExtent locate_message(ChunkRef ref, const SegmentContext& context);
+  static BufferExtent as_read(BufferExtent piece, ChunkRef ref, const Instruction& step,
+                              const SegmentContext& context);
   bool runs_ahead(ChunkRef ref, const SegmentContext& context) const;
   size_t segments_ahead(size_t segment, size_t item) const;
-  size_t message_limit(const Program& program) const;  // the largest size of one outstanding message
   size_t segment_elements(const CollectiveTask& task, size_t item) const;
   void prepare_scratch(const CollectiveTask& task, size_t segment, size_t item);
 

@@ -63,7 +63,8 @@ namespace unisono {
   X(kBand, "BAND")            \
   X(kBor, "BOR")              \
   X(kBxor, "BXOR")            \
-  X(kPremulSum, "PREMUL_SUM")
+  X(kPremulSum, "PREMUL_SUM") \
+  X(kFunction, "FUNCTION")
 
 enum class DType : uint8_t {
 #define X(enumerator, name, bytes) enumerator,

@@ -24,6 +24,28 @@ using ScaleKernel = void (*)(void* out, const void* in, size_t n, double factor)
 // As memcpy.
 using CopyKernel = void (*)(void* out, const void* in, size_t nbytes);
 
+// A function of the program's, in place of a kernel. All cuts of a buffer fall between its items.
+class Combiner {
+ public:
+  // item: elements of an item.
+  explicit Combiner(size_t item) : item_(item) {}
+  virtual ~Combiner() = default;
+  Combiner(const Combiner&) = delete;
+  Combiner& operator=(const Combiner&) = delete;
+
+  // As a ReduceKernel. False: a signal handler of this thread raised. Throws std::domain_error: it failed.
+  virtual bool combine(void* out, const void* const* in, size_t k, size_t nbytes) const = 0;
+  // The largest number of whole items within `numel` elements, but at least one.
+  size_t whole_items(size_t numel) const { return numel < item_ ? item_ : numel / item_ * item_; }
+  // Smaller chunks are not worth a call.
+  static constexpr size_t kChunkBytes = 16 * 1024;
+  // The elements of such a chunk. `itemsize`: of an element.
+  size_t chunk(size_t itemsize) const { return whole_items(kChunkBytes / itemsize); }
+
+ private:
+  const size_t item_;
+};
+
 struct KernelTable {
   const char* isa;
   CopyKernel copy;

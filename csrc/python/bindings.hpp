@@ -35,6 +35,7 @@ inline nanobind::object property_of(nanobind::handle object, const char* name) {
 }
 
 void bind_engine(nanobind::module_& m);
+void bind_combiner(nanobind::module_& m);
 void bind_calls(nanobind::module_& m);
 void bind_faults(nanobind::module_& m, nanobind::class_<unisono::Engine>& engine);
 void bind_membership(nanobind::module_& m, nanobind::class_<unisono::Engine>& engine);
@@ -112,10 +113,14 @@ struct OperationDescriptor {
   unisono::EdgeCoding coding{};
   // Whether the output or the input has to be checked for negative numbers, because the codec refuses them.
   bool checks_out = false, checks_in = false;
+  const unisono::Combiner* combiner = nullptr;  // the operation's object keeps it alive
 
   unisono::CollectiveCall call(int root, size_t numel, double factor, double timeout_s,
                                unisono::BufferBinding binding) const {
-    return {kind, dtype, op, root, numel, factor, program, std::move(binding), duration(timeout_s)};
+    unisono::CollectiveCall made{
+        kind, dtype, op, root, numel, factor, program, std::move(binding), duration(timeout_s)};
+    made.combiner = combiner;
+    return made;
   }
   unisono::BufferBinding bind(Address out, size_t out_numel, Address in, size_t in_numel) const {
     using unisono::Space;
@@ -124,6 +129,7 @@ struct OperationDescriptor {
 
   unisono::ChunkList cut(unisono::Space space, Address address, size_t numel) const {
     return unisono::ChunkList(reinterpret_cast<unsigned char*>(address), numel, program->chunks(space),
-                              unisono::itemsize(dtype), program->equal_blocks());
+                              unisono::itemsize(dtype), program->equal_blocks(),
+                              combiner == nullptr ? 0 : combiner->chunk(unisono::itemsize(dtype)));
   }
 };

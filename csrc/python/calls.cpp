@@ -52,6 +52,13 @@ ChunkList chunks(const OperationDescriptor& operation, Space space, std::span<co
   return operation.cut(space, reinterpret_cast<Address>(whole.data), whole.numel);
 }
 
+BufferBinding binding(const OperationDescriptor& operation, std::span<const BufferExtent> out,
+                      std::span<const BufferExtent> in) {
+  if (operation.program->equal_blocks() || out.empty() || in.empty())
+    return {chunks(operation, Space::kOut, out), chunks(operation, Space::kIn, in)};
+  return {chunks(operation, Space::kOut, out), {}, in[0].data - out[0].data};
+}
+
 // Block 0 of every buffer, then block 1 of every buffer, and so on. extents: of `count` buffers, one for
 // each, or one for each block of each.
 std::vector<BufferExtent> by_block(const std::vector<BufferExtent>& extents, size_t count, size_t blocks,
@@ -164,14 +171,14 @@ class GroupBase {
       outcome = {out.kept(), out.extents[0].data, operation.dtype};
     }
     CollectiveCall call = operation.call(static_cast<int>(options.root), numel, factor, timeout_s,
-                                         {chunks(operation, Space::kOut, written.buffers->all()),
-                                          chunks(operation, Space::kIn, read.buffers->all())});
+                                         binding(operation, written.buffers->all(), read.buffers->all()));
     call.coding = operation.coding;
     if (feedback.count > 0) call.coding.feedback = reinterpret_cast<float*>(feedback.extents[0].data);
     const auto keep = [&] {
       return BufferReferences{nb::borrow(written.owner),        nb::borrow(read.owner),
                               written.buffers->kept(),          read.buffers->kept(),
-                              nb::borrow(arguments[kFeedback]), feedback.kept()};
+                              nb::borrow(arguments[kFeedback]), feedback.kept(),
+                              nb::borrow(arguments[kOp])};
     };
     const size_t nbytes = written.buffers->nbytes() + read.buffers->nbytes();
     return issue(alive, arguments[kCollective], std::move(call), nbytes, std::move(outcome), note, keep,
@@ -721,8 +728,7 @@ CallResult BoundCall::outcome() const {
 
 CollectiveCall BoundCall::bound(double timeout_s) const {
   if (pieces.size() <= 1)
-    return operation.call(root, numel, factor, timeout_s,
-                          {chunks(operation, Space::kOut, out), chunks(operation, Space::kIn, sendbuf)});
+    return operation.call(root, numel, factor, timeout_s, binding(operation, out, sendbuf));
   const size_t item = itemsize(operation.dtype);
   auto packed = std::make_shared<CoalescedBuffers>();
   packed->out = BufferPacker(by_block(out, pieces.size(), blocks.first, item), item);

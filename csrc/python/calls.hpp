@@ -87,7 +87,8 @@ struct BoundCall {
 // Keeps the buffers of a call alive: its two sides, and their items where they are lists.
 struct BufferReferences {
   nanobind::object out, sendbuf, out_items, sendbuf_items, feedback = {}, feedback_items = {};
-  StorageHold hold = {};  // of an asynchronous call
+  nanobind::object op = {};  // of a repeated call: its function
+  StorageHold hold = {};     // of an asynchronous call
 
   // Never frees them: a stopped rank may write to them later.
   void leak() {

@@ -65,11 +65,16 @@ EdgeCoding coding_of(int codec, size_t block, uint32_t coding, const Program& pr
 
 OperationDescriptor operation(Engine& engine, const std::vector<int32_t>& code, int kind, int dtype, int op,
                               uint64_t plan, int codec, size_t block, bool checks_out, bool checks_in,
-                              bool between_hosts, bool fed_back) {
+                              bool between_hosts, bool fed_back, const Combiner* combiner) {
   if (dtype < 0 || static_cast<size_t>(dtype) >= kDTypeCount || op < 0 ||
       static_cast<size_t>(op) >= kReduceOpCount || kind < 0 || kind > UINT8_MAX)
     throw std::invalid_argument("no such kind, dtype or operation");
+  if ((static_cast<ReduceOp>(op) == ReduceOp::kFunction) != (combiner != nullptr))
+    throw std::invalid_argument("a function has a combiner, and nothing else has one");
   const Program* const program = engine.load(code, plan);
+  const size_t longest = combiner == nullptr ? 0 : combiner->whole_items(1);
+  if (longest > engine.message_limit(*program) / itemsize(static_cast<DType>(dtype)))
+    throw std::invalid_argument("an item is longer than the longest message");
   const uint32_t coding =
       codec < 0 ? 0 : (between_hosts ? kCodesBetweenHosts : 0) | (fed_back ? kCodesFedBack : 0);
   return {program,
@@ -78,7 +83,8 @@ OperationDescriptor operation(Engine& engine, const std::vector<int32_t>& code, 
           static_cast<ReduceOp>(op),
           coding_of(codec, block, coding, *program, static_cast<DType>(dtype)),
           checks_out,
-          checks_in};
+          checks_in,
+          combiner};
 }
 
 // (fault, the status of the message if one has arrived).
@@ -206,6 +212,7 @@ void bind_engine(nb::module_& m) {
   bind_connections(m);
   bind_status(m);
   nb::class_<Engine> engine(m, "Engine", "One rank of one group.");
+  bind_combiner(m);
   bind_calls(m);
   bind_message_works(m);
   bind_messages(engine);
@@ -233,10 +240,13 @@ void bind_engine(nb::module_& m) {
           "operation", &operation, nb::arg("code"), nb::arg("kind"), nb::arg("dtype"), nb::arg("op"),
           nb::arg("plan") = 0, nb::arg("codec") = -1, nb::arg("block") = 0, nb::arg("checks_out") = false,
           nb::arg("checks_in") = false, nb::arg("between_hosts") = false, nb::arg("fed_back") = false,
+          nb::arg("combiner").none() = nb::none(),
           "Loads a lowered plan for one element type and reduction. plan: the number that identifies it when "
           "ranks compare calls; 0: its number in the catalogue. codec, block: how values are encoded, where "
           "edges carry codes; -1: none do. checks_out, checks_in: that side must not hold a negative number. "
-          "between_hosts, fed_back: what errors tell of the codes.",
+          "between_hosts, fed_back: what errors tell of the codes. combiner: of FUNCTION; keep it alive "
+          "while "
+          "calls of the operation are under way.",
           nb::keep_alive<0, 1>())
       .def_prop_ro("issued", &Engine::issued, "Collectives issued up to now.")
       .def_prop_ro("mapped_messages", &Engine::mapped_messages,

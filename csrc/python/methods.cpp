@@ -2,6 +2,7 @@
 // methods in calls.cpp.
 #include "python/calls.hpp"
 
+#include <nanobind/stl/string.h>
 #include <structmember.h>
 
 #include <algorithm>
@@ -24,6 +25,7 @@ struct CollectiveMethod {
   size_t positional, count;
   uint32_t required;  // bits, of the names
   bool coalesced;
+  bool receives;  // in place, or with an input and `out`
 };
 
 // By identity first: keyword names in source code are interned. Names from a dictionary may not be.
@@ -60,8 +62,10 @@ PyObject* call_collective(PyObject* self, PyObject* const* given, size_t flags, 
     return nullptr;
   }
   Arguments arguments = method.defaults;
-  if (assign_arguments(method, given + 1, count - 1, keywords, arguments))
+  if (assign_arguments(method, given + 1, count - 1, keywords, arguments)) {
+    if (method.receives && arguments[kSendbuf] != Py_None) std::swap(arguments[kOut], arguments[kSendbuf]);
     return guarded([&] { return run_call(given[0], arguments, method.coalesced); });
+  }
   const nb::object refused = nb::steal(unisono_call(method.function, given, flags, keywords));
   if (refused.is_valid())  // the function moves no data, so returning would look like success
     PyErr_SetString(PyExc_SystemError, "the arguments fit a signature that the engine does not know");
@@ -162,12 +166,14 @@ nb::any make_collective(const nb::object& type, nb::handle owner, nb::object fun
   made->count = parameters.size();
   made->positional = positional;
   made->coalesced = coalesced;
+  made->receives = false;
   made->required = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const nb::handle parameter = parameters[i];
     made->names[i] = nb::cast<nb::str>(parameter[0]).release().ptr();
     PyUnicode_InternInPlace(&made->names[i]);
     made->argument_indices[i] = std::min<uint8_t>(nb::cast<uint8_t>(parameter[1]), kMaxError);
+    made->receives |= made->argument_indices[i] == kSendbuf && nb::cast<std::string>(parameter[0]) == "out";
     made->required |= uint32_t{nb::cast<bool>(parameter[2])} << i;
   }
   PyObject_GC_Track(made);

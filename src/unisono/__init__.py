@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "unisono.codecs.low_rank": ("LowRank",),
     "unisono.engine.memory.arrays": ("empty",),
     "unisono.engine.group": (
         "ANY_TAG",
@@ -32,6 +33,7 @@ _HOMES = {
     "unisono.engine.group.elastic_loop": ("elastic", "join"),
     "unisono.engine.backends": ("is_available",),
     "unisono.engine.environment.event_log": ("log",),
+    "unisono.engine.operations.functions": ("MAXLOC", "MINLOC", "op"),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.engine.windows.queue": ("Queue",),
@@ -68,6 +70,7 @@ _OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 if TYPE_CHECKING:
     from unisono import codecs, compare, networks
     from unisono import mpi as MPI  # noqa: F401, N812
+    from unisono.codecs.low_rank import LowRank
     from unisono.engine.backends import is_available
     from unisono.engine.environment.event_log import log
     from unisono.engine.group import (
@@ -84,6 +87,7 @@ if TYPE_CHECKING:
     )
     from unisono.engine.group.elastic_loop import elastic, join
     from unisono.engine.memory.arrays import empty
+    from unisono.engine.operations.functions import MAXLOC, MINLOC, op
     from unisono.engine.operations.reduction import ReduceOp, premul_sum
     from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
     from unisono.engine.windows.queue import Queue
@@ -119,7 +123,9 @@ __all__ = [
     "BOR",
     "BXOR",
     "MAX",
+    "MAXLOC",
     "MIN",
+    "MINLOC",
     "PRODUCT",
     "SUM",
     "Aborted",
@@ -132,6 +138,7 @@ __all__ = [
     "GroupError",
     "HashStore",
     "LaunchError",
+    "LowRank",
     "Mismatch",
     "NotSupported",
     "PeerLost",
@@ -163,6 +170,7 @@ __all__ = [
     "join",
     "log",
     "networks",
+    "op",
     "plan",
     "premul_sum",
     "simulate",

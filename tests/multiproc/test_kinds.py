@@ -48,6 +48,11 @@ KINDS: dict[str, tuple[Calls, Calls]] = {
         lambda g: g.all_gather_v(list(rows(g)), one()),
     ),
     "split, all_gather_object": (lambda g: g.split(0), lambda g: g.all_gather_object((0, 0))),
+    "gather_object, reduce_object": (lambda g: g.gather_object(1), lambda g: g.reduce_object(1)),
+    "reduce_object, all_reduce_object": (
+        lambda g: (g.reduce_object(1), g.barrier()),
+        lambda g: (g.all_reduce_object(1), g.barrier()),
+    ),
     "subgroup, barrier": (lambda g: g.subgroup(range(g.size)), lambda g: g.barrier()),
     "all_reduce, all_reduce_coalesced": (
         lambda g: g.all_reduce(f32(3)),

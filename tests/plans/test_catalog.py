@@ -137,6 +137,17 @@ def test_two_ranks_leave_a_ring_no_choice_in_one_half_only() -> None:
     assert prove(make("reduce", "binomial", 2)).canonical
 
 
+def test_which_algorithms_compute_a_result_once() -> None:
+    """Reduction functions run in these alone; each collective has one in the order of ranks."""
+    for size in (2, 3, 5, 8):
+        proofs = {name: prove(make("all_reduce", name, size)) for name in ALGORITHMS["all_reduce"]}
+        assert not proofs["one_shot"].once and not proofs["doubling"].once
+        assert proofs["two_shot"].once and proofs["ring"].once and proofs["binomial"].once
+        for collective in ("all_reduce", "reduce", "reduce_scatter", "scan", "exclusive_scan"):
+            every = [prove(make(collective, name, size)) for name in ALGORITHMS[collective]]
+            assert any(proof.once and proof.canonical for proof in every), collective
+
+
 def test_another_order_is_not_canonical() -> None:
     def backwards(rank: int, size: int, root: int):
         yield Send(Out(0), to=others(rank, size))

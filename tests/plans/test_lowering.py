@@ -7,6 +7,7 @@ import pytest
 
 from loops import each
 from unisono import _native
+from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import KINDS
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.errors import PlanError
@@ -194,7 +195,8 @@ def test_reductions() -> None:
     names = _native.reduce_ops()
     assert names[: len(ReduceOp)] == [op.name for op in ReduceOp]
     assert [op.value for op in ReduceOp] == list(range(len(ReduceOp)))
-    assert names[len(ReduceOp) :] == [PremulSum(1.0).name]
+    assert names[len(ReduceOp) :] == [PremulSum(1.0).name, "FUNCTION"]
+    assert names[UserOp.value] == "FUNCTION"
     assert PremulSum(1.0).value == len(ReduceOp)
 
 

@@ -326,14 +326,18 @@ RECORD = {
 
 def test_csv_has_a_row_per_library():
     assert report.to_csv(RECORD).splitlines()[1:] == [
-        "broadcast,8,2,f32,2,unisono,1.5,3.0,,0",
-        "broadcast,8,2,f32,2,mpich,3.0,4.0,0.5,0",
-        "broadcast,8,2,f32,2,gloo,,,,",
+        "broadcast,8,2,f32,2,unisono,1.5,3.0,,0,0.0053,0.0053",
+        "broadcast,8,2,f32,2,mpich,3.0,4.0,0.5,0,0.0027,0.0027",
+        "broadcast,8,2,f32,2,gloo,,,,,,",
     ]
 
 
-def test_osu_has_size_and_latency():
-    assert report.to_osu(RECORD).splitlines()[-1].split() == ["8", "2.00"]
+def test_osu_has_size_latency_and_both_bandwidths():
+    line = {**RECORD["lines"][0], "operation": "all_reduce", "nbytes": 4000, "ranks": 4}
+    assert report.to_osu(RECORD).splitlines()[-1].split() == ["8", "2.00", "0.0040", "0.0040"]
+    assert report.to_osu({"lines": [line]}).splitlines()[-1].split() == ["4000", "2.00", "2.0000", "3.0000"]
+    barrier = {**line, "operation": "barrier", "count": 0}
+    assert report.to_osu({"lines": [barrier]}).splitlines()[-1].split() == ["4000", "2.00"]
 
 
 def test_plot_writes_a_picture(tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 
 from unisono import is_available
 from unisono.commands import doctor
-from unisono.commands.doctor import trial
+from unisono.commands.doctor import torch_trial, trial
 from unisono.engine.memory.buffers import DTYPES
 from unisono.errors import UnisonoError
 from unisono.plans import ALGORITHMS
@@ -44,6 +44,7 @@ def test_settings_have_the_names_that_a_user_can_set(
 
 def test_is_available_for_every_backend() -> None:
     assert is_available()
+    assert is_available("auto") and is_available("auto", "cpu") and not is_available("auto", "cuda")
     assert not is_available("native", "cuda")
     assert not is_available("mpi", "cuda")
     assert not is_available("nonsense")
@@ -56,13 +57,23 @@ def test_backends_are_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
             raise UnisonoError("not here")
         return {**dict.fromkeys(trial.OPERATIONS, "yes"), "probe": "for a reason"}
 
+    def of_torch(backend: str, device: str) -> dict[str, str]:
+        if backend != "gloo":
+            raise UnisonoError("not here")
+        return {**dict.fromkeys(torch_trial.FUNCTIONS, "yes"), "reduce": device}
+
     monkeypatch.setattr(doctor, "try_backend", tried)
+    monkeypatch.setattr(torch_trial, "try_torch", of_torch)
     assert doctor.main(argparse.Namespace(backends=True)) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["barrier", "yes", *["not", "tried"] * 3] in rows
     assert ["probe", "no", *["not", "tried"] * 3] in rows
     assert ["native:", "probe:", "for", "a", "reason"] in rows
     assert ["mpi:", "not", "here"] in rows
+    if importlib.util.find_spec("torch") is not None:
+        not_tried = ["not", "tried"]
+        assert ["broadcast", *not_tried * 2, "yes", "yes", *not_tried * 4] in rows
+        assert ["gloo", "cuda:", "reduce:", "cuda"] in rows and ["nccl", "cpu:", "not", "here"] in rows
 
 
 def test_malformed_variable_is_shown(

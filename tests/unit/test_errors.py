@@ -49,6 +49,7 @@ VALUES = [
     un.Departure(1, "a", 17, "stopped", "in barrier #2", 0),
     un.SUM,
     un.premul_sum(0.5),
+    un.LowRank(rank=2),
     un.SendTo(b"abc", 1, 7),
     un.RecvFrom(bytearray(3), un.ANY_TAG),
     AlgorithmChoice("ring", 1e-3, calibrated=True),

@@ -281,14 +281,15 @@ class Prefixes:
         target = simple(recvbuf, writable=True)
         source = _contribution(sendbuf, target)
         check_type(op, source.type)
-        packed = copy_of(source)
 
         def schedule() -> Schedule:
-            found = yield from schedules.scan(lane, packed, op, source.type, inclusive)
+            found = yield from schedules.scan(lane, copy_of(source), op, source.type, inclusive)
             if found is not None:
                 target.fill(found)
 
-        return Plan(schedule())
+        if not inclusive:
+            return Plan(schedule())
+        return _reduction(schedule(), "scan", _filled_by(target, source), op, target, fills=target)
 
 
 BYTE = Block(np.zeros(0, np.uint8), 0, 0, simple(b"", writable=False).type).type
@@ -329,13 +330,13 @@ def _reduction(
     schedule: Schedule, call: str, begin: Any, op: Op, block: Block, fills: Block | None, **root: int
 ) -> Plan:
     """The plan of a reduction: by the engine where it has the operation. fills: the block of the result."""
-    kind, engine = block.type, engine_op(op, block.type)
+    engine, dtype = engine_op(op, block.type)
     if engine is None or block.nbytes == 0:
         return Plan(schedule)
     items: list[Any] = []
 
     def run(group: Any, later: bool) -> Any:
-        items.append(begin().view(kind.dtype))
+        items.append(begin().view(dtype))
         return getattr(group, call)(items[0], op=engine, async_op=later, **root)
 
     return Plan(schedule, run, None if fills is None else lambda: fills.fill(items[0].view(np.uint8)))

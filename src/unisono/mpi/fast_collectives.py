@@ -57,8 +57,12 @@ class FastCollectives(Collectives):
             )
             group = state.fast_group() if alike and recvbuf.dtype.kind in op._state.kinds else None
             if group is not None:
-                if sendbuf is not IN_PLACE:
+                if sendbuf is IN_PLACE:
+                    group.all_reduce(recvbuf, op._state.engine)
+                elif np.may_share_memory(sendbuf, recvbuf):
                     recvbuf.reshape(-1)[:] = sendbuf.reshape(-1)
-                group.all_reduce(recvbuf, op._state.engine)
+                    group.all_reduce(recvbuf, op._state.engine)
+                else:
+                    group.all_reduce(sendbuf, op._state.engine, out=recvbuf)
                 return
         super().Allreduce(sendbuf, recvbuf, op)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import operator
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from unisono.engine.operations.functions import MAXLOC, MINLOC, VALUES, UserOp
 from unisono.engine.operations.reduction import ReduceOp
 from unisono.mpi import constants
 from unisono.mpi.byte_memory import buffer
@@ -25,6 +26,7 @@ class _Operation(State):
     """arrays(a, b): a op b.  objects: the same of two objects.  engine: the engine's operation, or None.
 
     kinds: NumPy's kinds of types that it takes.  user: the program's function.
+    functions: for types that the engine does not reduce by itself, what it calls.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class _Operation(State):
         self.name, self.objects, self.arrays, self.kinds = name, objects, arrays, kinds
         self.engine, self.commutes = engine, commutes
         self.user: Callable[..., Any] | None = None
+        self.functions: dict[Type, UserOp] = {}
 
 
 class Op(Handle):
@@ -128,38 +131,24 @@ def fold(op: Op, source: Any, target: Any, kind: Type) -> None:
         values[...] = state.arrays(source.view(kind.dtype), values)
 
 
-def engine_op(op: Op, kind: Type) -> ReduceOp | None:
-    """The engine's operation for a type, if it has one."""
+def engine_op(op: Op, kind: Type) -> tuple[ReduceOp | UserOp | None, Any]:
+    """The engine's operation for a type, and NumPy's dtype for its items; None: it has none."""
     state = op._state
-    if state is None or state.engine is None or kind.dtype is None or kind.dtype.char not in _ENGINE_TYPES:
-        return None
-    return state.engine if kind.dtype.kind in state.kinds else None
+    if state is None or (state.user is None and state.arrays is None):
+        return None, None
+    if state.engine is not None and kind.dtype is not None and kind.dtype.char in _ENGINE_TYPES:
+        return (state.engine if kind.dtype.kind in state.kinds else None), kind.dtype
+    found = state.functions.get(kind)
+    if found is None:
+        function = functools.partial(_folded, op, kind)
+        found = state.functions[kind] = UserOp(function, state.commutes, state.name or None, state.user)
+    return found, np.dtype((np.void, kind.layout.size))
 
 
-def _pick(better: Any) -> Any:
-    """MAXLOC and MINLOC: the better value; of equal ones the lower index."""
-
-    def arrays(a: Any, b: Any) -> Any:
-        first = better(a["value"], b["value"]) | ((a["value"] == b["value"]) & (a["index"] < b["index"]))
-        return np.where(first, a, b)
-
-    def objects(x: Any, y: Any) -> Any:
-        (u, i), (v, j) = x, y
-        if better(u, v):
-            return u, i
-        if better(v, u):
-            return v, j
-        return (v, j) if j < i else (u, i)
-
-    return objects, arrays
-
-
-def _first(x: Any, y: Any) -> Any:  # noqa: ARG001
-    return x
-
-
-def _second(x: Any, y: Any) -> Any:  # noqa: ARG001
-    return y
+def _folded(op: Op, kind: Type, a: Any, b: Any) -> Any:
+    target = b.copy()
+    fold(op, a.view(np.uint8), target.view(np.uint8), kind)
+    return target
 
 
 def _logical(function: Any) -> Any:
@@ -170,20 +159,20 @@ def _predefined() -> dict[str, Op]:
     engine = ReduceOp
     numbers, ordered, truth, bits = "iufc", "iuf", "iufb", "iub"
     rows: dict[str, Any] = {
-        "MAX": (lambda x, y: y if y > x else x, np.maximum, ordered + "b", engine.MAX),
-        "MIN": (lambda x, y: y if y < x else x, np.minimum, ordered + "b", engine.MIN),
-        "SUM": (operator.add, np.add, numbers + "b", engine.SUM),
-        "PROD": (operator.mul, np.multiply, numbers + "b", engine.PRODUCT),
+        "MAX": (VALUES["MAX"], np.maximum, ordered + "b", engine.MAX),
+        "MIN": (VALUES["MIN"], np.minimum, ordered + "b", engine.MIN),
+        "SUM": (VALUES["SUM"], np.add, numbers + "b", engine.SUM),
+        "PROD": (VALUES["PRODUCT"], np.multiply, numbers + "b", engine.PRODUCT),
         "LAND": (lambda x, y: bool(x) & bool(y), _logical(np.logical_and), truth, None),
-        "BAND": (operator.and_, np.bitwise_and, bits, engine.BAND),
+        "BAND": (VALUES["BAND"], np.bitwise_and, bits, engine.BAND),
         "LOR": (lambda x, y: bool(x) | bool(y), _logical(np.logical_or), truth, None),
-        "BOR": (operator.or_, np.bitwise_or, bits, engine.BOR),
+        "BOR": (VALUES["BOR"], np.bitwise_or, bits, engine.BOR),
         "LXOR": (lambda x, y: bool(x) ^ bool(y), _logical(np.logical_xor), truth, None),
-        "BXOR": (operator.xor, np.bitwise_xor, bits, engine.BXOR),
-        "MAXLOC": (*_pick(operator.gt), "V", None),
-        "MINLOC": (*_pick(operator.lt), "V", None),
-        "REPLACE": (_second, None, "", None, False),
-        "NO_OP": (_first, None, "", None, False),
+        "BXOR": (VALUES["BXOR"], np.bitwise_xor, bits, engine.BXOR),
+        "MAXLOC": (MAXLOC, MAXLOC, "V", None),
+        "MINLOC": (MINLOC, MINLOC, "V", None),
+        "REPLACE": (lambda _, y: y, None, "", None, False),
+        "NO_OP": (lambda x, _: x, None, "", None, False),
     }
     return {name: Op._of(_Operation(f"MPI_{name}", *row)) for name, row in rows.items()}
 

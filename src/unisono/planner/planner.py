@@ -142,7 +142,8 @@ class PlanChoice(Choice):
         again = f" ({self.model_tflops_per_gpu:.1f} of the model)" if self.plan.recompute != "none" else ""
         yield (
             f"{readable_time(self.seconds)} a step, {tokens / self.seconds:,.0f} tokens/s, "
-            f"{self.tflops_per_gpu:.1f} TFLOP/s a GPU{again}"
+            f"{self.tflops_per_gpu:.1f} TFLOP/s a GPU{again}, "
+            f"{self.tflops_per_gpu * self.job.ranks / 1e3:,.4g} PFLOP/s in all"
         )
         yield f"efficiencies of {self.job.hardware.name}: {self.job.hardware.efficiency.source}"
 

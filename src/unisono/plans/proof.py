@@ -67,11 +67,14 @@ class Proof:
         canonical: every reduction combines untouched contributions in the order of ranks, all at once: the
             bits equal those of any other canonical plan, however the buffer is cut. A plan that rounds and
             forwards partial results, as around a ring, is not canonical.
+        once: no two ranks compute the same: a function that gives other bits on another machine still gives
+            all ranks the same.
         encodings: how often a contribution is encoded before it is in a result, at most.
         results: the orders in which results are combined, each once; an encoded value is (CODES, order).
     """
 
     canonical: bool
+    once: bool = True
     encodings: int = 0
     results: tuple[tuple[object, ...], ...] = ()
 
@@ -362,8 +365,15 @@ def prove(plan: Plan, *, edge_capacity: int = EDGE_CAPACITY, idempotent: bool = 
         for chunk, value in rank.chunks.items()
         if chunk.space == "out"
     }
+    combined = [
+        found.result.order
+        for steps, seen in zip(plan.steps, findings, strict=True)
+        for step, found in zip(steps, seen, strict=True)
+        if isinstance(step, Reduce) and len(step.frm) > 1 and found.result is not None
+    ]
     return Proof(
         canonical=all(_in_rank_order(value) for value in results),
+        once=len(set(combined)) == len(combined),
         encodings=max(map(_encodings, orders), default=0),
         results=tuple(orders),
     )

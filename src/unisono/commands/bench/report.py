@@ -31,6 +31,7 @@ COLUMNS = (
 PEER_WIDTHS = (14, 9)
 CSV_CASE = ("operation", "nbytes", "count", "dtype", "ranks")
 CSV_FIGURES = ("p50_us", "p99_us", "ratio", "wrong")
+CSV_BANDWIDTHS = ("algbw_gbps", "busbw_gbps")
 STYLES = {"memcpy": "--", "limit": "--k", "predicted": ":"}
 """Of the curves that are no library's."""
 
@@ -153,24 +154,34 @@ def to_csv(record: Record) -> str:
     """One row per operation, size and library; times in microseconds, ratio is Unisono's over theirs."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*CSV_CASE, "library", *CSV_FIGURES])
+    writer.writerow([*CSV_CASE, "library", *CSV_FIGURES, *CSV_BANDWIDTHS])
     for line in record["lines"]:
         for library, figures in _libraries(line).items():
             case = [line[name] for name in CSV_CASE]
-            writer.writerow([*case, library, *(figures.get(name, "") for name in CSV_FIGURES)])
+            found = (figures.get(name, "") for name in CSV_FIGURES)
+            writer.writerow([*case, library, *found, *_bandwidths(line, figures.get("p50_us"))])
     return text.getvalue().rstrip("\n")
 
 
+def _bandwidths(line: Record, time_us: float | None) -> tuple[str, str]:
+    """Algorithm and bus bandwidth in GB/s of a call that takes so long; "" where there are none."""
+    if not time_us or not line["count"]:
+        return "", ""
+    algbw = line["nbytes"] / time_us / 1e3
+    return f"{algbw:.4f}", f"{algbw * OPERATIONS[line['operation']].bus_factor(line['ranks']):.4f}"
+
+
 def to_osu(record: Record) -> str:
-    """Size and latency of Unisono alone, in the columns that scripts for the OSU benchmarks read."""
+    """Unisono alone, in the columns that scripts for the OSU benchmarks read, and its two bandwidths."""
     texts: list[str] = []
     operation = None
     for line in record["lines"]:
         if line["operation"] != operation:
             operation = line["operation"]
             texts.append(f"# Unisono {operation}, {line['ranks']} ranks")
-            texts.append(f"{'# Size':<10}{'Avg Latency(us)':>18}")
-        texts.append(f"{line['nbytes']:<10}{line['block_us']:>18.2f}")
+            texts.append(f"{'# Size':<10}{'Avg Latency(us)':>18}{'AlgBW(GB/s)':>14}{'BusBW(GB/s)':>14}")
+        bandwidths = "".join(f"{each:>14}" for each in _bandwidths(line, line["block_us"]))
+        texts.append(f"{line['nbytes']:<10}{line['block_us']:>18.2f}{bandwidths}".rstrip())
     return "\n".join(texts)
 
 

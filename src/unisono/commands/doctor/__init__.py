@@ -11,7 +11,7 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from unisono import __version__, _native
@@ -49,6 +49,8 @@ def main(args: argparse.Namespace) -> int:
     """Print the report. Exit code: 0, or 1 when an environment variable is malformed."""
     if args.backends:
         _section("backends, as tried on this machine", _operation_table())
+        if importlib.util.find_spec("torch") is not None:
+            _section("backends of torch.distributed, as tried on this machine", _torch_table())
         return 0
     for title, lines in (
         ("machine", _machine()),
@@ -147,6 +149,7 @@ def _operation_table() -> Iterator[str]:
     """The table of operations and backends, then the reasons why some are missing."""
     found: dict[str, dict[str, str]] = {}
     reasons: list[str] = []
+    columns = {name: f"{name} {device}" for name, device in BACKENDS.items()}
     for name in BACKENDS:
         try:
             found[name] = try_backend(name)
@@ -154,14 +157,39 @@ def _operation_table() -> Iterator[str]:
                 reasons.append("nccl: tried on virtual GPUs: " + why_not(name))
         except UnisonoError as error:
             reasons.append(f"{name}: {error}")
-    yield f"{'':22}" + "".join(f"{name + ' ' + device:14}" for name, device in BACKENDS.items())
-    for operation in OPERATIONS:
-        cells = [_cell(found.get(name, {}).get(operation)) for name in BACKENDS]
-        yield f"{operation:22}" + "".join(f"{cell:14}" for cell in cells)
+    yield from _table(OPERATIONS, columns, found, reasons)
+
+
+def _torch_table() -> Iterator[str]:
+    """The same of PyTorch's functions and backends, for tensors of the CPU and of CUDA."""
+    from unisono.commands.doctor import torch_trial
+
+    found: dict[str, dict[str, str]] = {}
+    reasons = [] if torch_trial.has_gpus() else ["cuda: tried on virtual GPUs, whose memory is the host's"]
+    columns = [f"{name} {device}" for name in torch_trial.BACKENDS for device in torch_trial.DEVICES]
+    for column in columns:
+        try:
+            found[column] = torch_trial.try_torch(*column.split())
+        except UnisonoError as error:
+            reasons.append(f"{column}: {error}")
+    yield from _table(torch_trial.FUNCTIONS, {column: column for column in columns}, found, reasons)
+
+
+def _table(
+    rows: Iterable[str],
+    columns: Mapping[str, str],
+    found: Mapping[str, Mapping[str, str]],
+    reasons: list[str],
+) -> Iterator[str]:
+    """Rows and columns with a cell each, then the reasons. columns: their titles."""
+    yield f"{'':22}" + "".join(f"{title:14}" for title in columns.values())
+    for row in rows:
+        cells = [_cell(found.get(column, {}).get(row)) for column in columns]
+        yield f"{row:22}" + "".join(f"{cell:14}" for cell in cells)
     yield ""
     yield from reasons
-    for name, told in found.items():
-        yield from (f"{name}: {operation}: {why}" for operation, why in told.items() if why != "yes")
+    for column, told in found.items():
+        yield from (f"{column}: {row}: {why}" for row, why in told.items() if why != "yes")
 
 
 def _cell(told: str | None) -> str:

@@ -8,6 +8,7 @@ the ranks.
 from __future__ import annotations
 
 import json
+import operator
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 from unisono.engine.backends.availability import BACKENDS, is_available
 from unisono.engine.environment import env
+from unisono.engine.operations.functions import op
 from unisono.errors import NotSupported, UnisonoError
 
 TRIAL_S = 120.0
@@ -101,6 +103,8 @@ OPERATIONS: dict[str, Try] = {
     "ANY_TAG": _any_tag,
     "probe": _probe,
     "objects": lambda group, make: group.all_gather_object({"rank": group.rank}),  # noqa: ARG005
+    "op(f)": lambda group, make: group.all_reduce(make(3), op(operator.add)),
+    "out=": lambda group, make: group.all_reduce(make(3), out=make(3)),
     "subgroup, split": _subgroup,
     "timeout=": lambda group, make: group.all_reduce(make(3), timeout=30),
     "algorithm=": lambda group, make: group.all_reduce(make(3), algorithm="ring"),
@@ -124,7 +128,11 @@ def try_backend(
     Raises:
         UnisonoError: the backend is not installed, its ranks failed, or they took too long.
     """
-    command = [*(launcher or _launcher(name)), "-m", __name__, name]
+    return ran([*(launcher or _launcher(name)), "-m", __name__, name], environ)
+
+
+def ran(command: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Run the ranks of a trial; what rank 0 prints behind MARK. Raises UnisonoError: see `try_backend`."""
     try:
         ended = subprocess.run(
             command, env=environ or _environ(), capture_output=True, text=True, timeout=TRIAL_S, check=False
@@ -149,10 +157,13 @@ def _launcher(name: str) -> list[str]:
         if found is None:
             raise UnisonoError("no mpiexec is on the PATH")
         return [found, "-n", str(RANKS), sys.executable]
+    return run_command(name == "nccl" and not is_available("nccl"))
+
+
+def run_command(virtual: bool) -> list[str]:
+    """The launcher of Unisono. virtual: with a virtual GPU for each rank."""
     run = [sys.executable, "-m", "unisono", "run", "-n", str(RANKS)]
-    if name == "nccl" and not is_available("nccl"):
-        return [*run, "--virtual-gpus", str(RANKS)]
-    return run
+    return [*run, "--virtual-gpus", str(RANKS)] if virtual else run
 
 
 def _environ() -> dict[str, str]:

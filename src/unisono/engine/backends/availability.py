@@ -27,9 +27,10 @@ def is_available(backend: str = "native", device: str = "") -> bool:
     """Whether `init_process_group(backend)` works here for memory of a device.
 
     Args:
-        backend: "native", "mpi", "gloo" or "nccl".  device: "cpu" or "cuda"; "" is the backend's own.
+        backend: "native", "mpi", "gloo", "nccl" or "auto".  device: "cpu" or "cuda"; "" is the backend's own.
     Cost: "mpi" loads MPI once in a process of its own; "gloo" and "nccl" import PyTorch.
     """
+    backend = "native" if backend == "auto" else backend  # it chooses the engine where MPI does not suit
     moved = BACKENDS.get(instance(backend, str, "backend"))
     if moved is None or instance(device, str, "device") not in ("", moved):
         return False

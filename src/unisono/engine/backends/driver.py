@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from unisono.engine.operations.reduction import Op
+from unisono.engine.operations.reduction import BuiltinOp
 from unisono.errors import NotSupported, message
 
 SHORTEST_NAP_S = 20e-6
@@ -33,7 +33,7 @@ class LibraryCall(NamedTuple):
 
     kind: str
     dtype: str
-    op: Op
+    op: BuiltinOp
     root: int
     even: bool
     out: list[Any]

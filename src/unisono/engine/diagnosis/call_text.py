@@ -10,6 +10,7 @@ from hashlib import blake2b
 from unisono._native import CallRecord, codecs
 from unisono.engine.diagnosis.report import CallDescription
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
+from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import KINDS, kind_of
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.plans import CONTRACTS, algorithm_names
@@ -20,6 +21,7 @@ _FIRST_CODEC = 128  # in a call's dtype: below it a dtype, from it on a codec of
 _FORM_CODEC, _FORM_BLOCK = 9, 13
 _CODECS: tuple[str, ...] = tuple(name for name, _ in codecs())
 OWN = "the caller's own"
+FUNCTION = "a function"
 
 KIND_SHIFT = 8
 """In the form of a message: below it the dtype, above it 1 for a part of an object."""
@@ -54,8 +56,8 @@ def describe_call(call: CallRecord) -> CallDescription:
     if arguments and coded:
         arguments[0] += f" as {_coding_text(call, _CODECS[call.dtype - _FIRST_CODEC])}"
     if contract.reduces and name != "barrier":
-        premultiplied = call.op == PremulSum(1.0).value
-        arguments.append(PremulSum(1.0).name if premultiplied else ReduceOp(call.op).name)
+        others = {PremulSum(1.0).value: PremulSum(1.0).name, UserOp.value: FUNCTION}
+        arguments.append(others.get(call.op) or ReduceOp(call.op).name)
     if contract.rooted:
         arguments.append(f"root={call.root}")
     names = algorithm_names()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from types import WrapperDescriptorType
 
 MOST_BYTES = 200
 """The longest text of an exception; a report holds more."""
+
+MOST_FAILURE_BYTES = 239
+"""The longest text of a function's failure: what a report holds."""
 
 MOST_CHARACTERS = 1 << 16
 """Longer arguments of an exception are not formatted."""
@@ -41,6 +45,25 @@ def close_reason(error: BaseException | None) -> str:
     if len(encoded) <= MOST_BYTES:
         return encoded.decode()
     return encoded[:MOST_BYTES].decode("utf-8", "ignore") + "..."
+
+
+def function_failure(error: BaseException) -> str:
+    """The reason when a reduction function has raised: the exception, and the lines that led to it.
+
+    Example: "ZeroDivisionError: division by zero, at train.py:12 in ratio < train.py:40 in merge"
+    """
+    frames = [
+        f"{frame.filename.rpartition('/')[2]}:{frame.lineno} in {frame.name}"
+        for frame in reversed(traceback.extract_tb(error.__traceback__))
+        if not frame.filename.endswith("/unisono/engine/operations/functions.py")
+    ]
+    text = close_reason(error) or type(error).__name__
+    for number, frame in enumerate(frames):
+        longer = f"{text}{', at ' if not number else ' < '}{frame}"
+        if len(longer.encode("utf-8", "replace")) > MOST_FAILURE_BYTES:
+            break
+        text = longer
+    return text
 
 
 def error_reason() -> BaseException | None:

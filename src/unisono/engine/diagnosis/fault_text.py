@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from unisono.engine.diagnosis.call_text import OWN, odd_ones
+from unisono.engine.diagnosis.call_text import FUNCTION, OWN, odd_ones
 from unisono.engine.diagnosis.report import FaultReport, RankSnapshot, SizeFault
 from unisono.errors import Aborted, Evicted, GroupError, Mismatch, PeerLost, Timeout, message
 
@@ -328,8 +328,7 @@ def _mismatch(report: FaultReport, where: str) -> str:
     lines += [_row(report, state) for state in report.ranks]
     own = any(call is not None and f"algorithm={OWN}" in call.arguments for call in calls)
     if not uneven and len(set(calls) - {None}) == 1 and (own or None not in calls):
-        of_lists = "Their lists of buffers differ in order, sizes or dtypes."
-        lines.append("The plans of their algorithms differ." if own else of_lists)
+        lines.append(_hidden_difference(report, own))
     rule = "A rank must send as many elements as the receiver expects."
     lines.append(rule if uneven else "Every rank of a group must make the same calls in the same order.")
     if report.several_threads:
@@ -338,6 +337,16 @@ def _mismatch(report: FaultReport, where: str) -> str:
             "each thread a group."
         )
     return "\n".join(lines)
+
+
+def _hidden_difference(report: FaultReport, own: bool) -> str:
+    """In what calls of equal texts differ."""
+    call = next(state.call for state in report.ranks if state.call is not None)
+    if FUNCTION in call.arguments or call.name in ("reduce_object", "all_reduce_object", "scan_object"):
+        return "Their operations differ."
+    if own:
+        return "The plans of their algorithms differ."
+    return "Their lists of buffers differ in order, sizes or dtypes."
 
 
 def _row(report: FaultReport, state: RankSnapshot) -> str:

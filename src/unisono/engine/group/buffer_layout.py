@@ -85,9 +85,24 @@ def check_layout(collective: str, out: Any, sendbuf: Any, size: int, rank: int, 
         return BufferLayout(dtype, target, source, numel, typical, several if sides.root else [])
     if collective == _BARRIER:
         return BufferLayout(_U8, [], [], 0, 0, [])
+    if collective == "reduce" and rank != root and sendbuf is not None:
+        out, sendbuf = sendbuf, None
     writes = {"broadcast": rank != root, "reduce": rank == root}.get(collective, True)
-    address, numel, dtype = view(out, writes, "x")
-    return BufferLayout(dtype, [(address, numel)], [], numel, numel, [], writes)
+    address, numel, dtype = view(out, writes, "x" if sendbuf is None else "out")
+    source = [] if sendbuf is None else _beside(sendbuf, address, numel, dtype)
+    return BufferLayout(dtype, [(address, numel)], source, numel, numel, [], writes)
+
+
+def _beside(x: Any, address: int, numel: int, dtype: int) -> Extents:
+    """The input of a call that works in place otherwise; [] where it is the output."""
+    start, length, other = view(x, False, "x")
+    if (length, other) != (numel, dtype):
+        texts = f"out is {DTYPES[dtype]}[{numel}], x is {DTYPES[other]}[{length}]"
+        raise ValueError(f"{texts}; they must agree")
+    nbytes = numel * ITEMSIZES[dtype]
+    if start != address and start < address + nbytes and address < start + nbytes:
+        raise ValueError("out and x overlap in memory; out may be x, or apart from it")
+    return [] if start == address else [(start, length)]
 
 
 def both_buffers(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.engine.environment.event_log import LOG
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
+from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.reduction import ReduceOp
 from unisono.plans.contracts import CONTRACTS
 
@@ -21,12 +22,12 @@ def log_call(
 ) -> None:
     """A kind of call: once for each size class (a power of two) at level 1, at level 2 each new call."""
     nbytes = numel * ITEMSIZES[dtype]
-    key = (call.kind, algorithm, dtype, call.op, nbytes.bit_length())
+    key = (call.kind, algorithm, dtype, call.op.name, nbytes.bit_length())
     again = key in planner.logged
     if again and LOG.level < 2:
         return
     planner.logged.add(key)
-    op = f" {call.op.name}" if isinstance(call.op, ReduceOp) and CONTRACTS[call.plan].reduces else ""
+    op = f" {call.op.name}" if isinstance(call.op, ReduceOp | UserOp) and CONTRACTS[call.plan].reduces else ""
     what = f"{call.kind}{op} {DTYPES[dtype]}[{numel}] ({nbytes} bytes)" if numel else call.kind
     line = f"group {planner.name}: {what}: {algorithm}{f', {note}' if note else ''}"
     if again:

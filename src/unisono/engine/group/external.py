@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 from unisono._native import Status
 from unisono.engine.backends.driver import NO_DTYPE, LibraryDriver
@@ -116,6 +116,9 @@ class ExternalGroup(Group):
 
     def _last_seen(self, rank: int) -> str:  # noqa: ARG002
         self._planner.refuse("last_seen()", "its ranks keep no record of their calls")
+
+    def _fail_function(self, kind: str, error: Exception) -> NoReturn:  # noqa: ARG002
+        raise error  # the other ranks wait for this one, which ends: see docs/backends.md
 
     def _abort(self) -> None:
         # No call of these libraries ends an operation of other ranks and leaves the process.

@@ -19,9 +19,11 @@ from unisono.engine.group.external_work import ExternalCall, ExternalMessageWork
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.work import OutstandingMessages, seconds
 from unisono.engine.memory.buffers import DTYPES, DeviceArray, is_tensor
+from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import kind_of
+from unisono.engine.operations.reduction import ReduceOp
 from unisono.errors import Aborted, GroupError, Mismatch, Timeout, UnisonoError, message
-from unisono.plans import ALGORITHMS, StepFunction, make
+from unisono.plans import ALGORITHMS, CONTRACTS, StepFunction, make
 
 CLOSING_S = 1.0
 """How long `close` waits for the operations under way."""
@@ -108,6 +110,8 @@ class ExternalPlanner(Planner[LibraryDriver]):
         """See `Planner.bind`."""
         check_op(call.kind, call.op)
         self._check(call, layout.dtype)
+        if layout.source and CONTRACTS[call.plan].in_place:
+            self.refuse("out=", "its reductions are in place")
         even = kind_of(call.kind).layout != "all_gather_v"
         started = self._call(call, layout.dtype, even, (layout.target, layout.source), pins)
         return ExternalCall(self, call.kind, [started], pins, result)
@@ -123,6 +127,8 @@ class ExternalPlanner(Planner[LibraryDriver]):
     def _check(self, call: CallArguments, dtype: int) -> None:
         if call.coding is not None:
             self.refuse(*_NO_CODES)
+        if call.element is not None:
+            self.refuse("reduction functions", "the library's operations are its own")
         check_reducible(call.kind, dtype, call.op)
         self.refuse_choice(call.kind, call.algorithm, call.reproducible)
 
@@ -131,7 +137,10 @@ class ExternalPlanner(Planner[LibraryDriver]):
     ) -> LibraryCall:
         name = DTYPES[dtype]
         arrays = (self._flat(side, name, pins) for side in sides)
-        return LibraryCall(call.plan, name, call.op, call.root, even, *arrays)
+        op = (
+            ReduceOp.SUM if isinstance(call.op, UserOp) else call.op
+        )  # of objects: the library reduces nothing
+        return LibraryCall(call.plan, name, op, call.root, even, *arrays)
 
     def as_readable(self, kind: str, array: Any) -> Any:
         """See `Planner.as_readable`.

@@ -12,7 +12,8 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
+from functools import partial, reduce
+from itertools import accumulate
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
@@ -38,6 +39,7 @@ from unisono.engine.group.messages import (
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.signature import collective
 from unisono.engine.group.work import MessageWork, Work, seconds
+from unisono.engine.operations.functions import of_values
 from unisono.engine.operations.reduction import Op, ReduceOp
 from unisono.errors import NotSupported
 from unisono.plans import StepFunction
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from unisono.codecs.codec import Codec
+    from unisono.codecs.low_rank import LowRank
     from unisono.engine.group.codec_arguments import CodecChoice
     from unisono.engine.group.departure import Departure
     from unisono.engine.windows.queue import Queue
@@ -79,11 +82,14 @@ class Group(_native.GroupBase):
         codec: a codec of `unisono.codecs`, or its name: how edges encode float32. Sums are in float32, and
             all ranks get the same bits; `error_bound` gives the error. "auto": the codec that the cost model
             finds fastest, with an error of at most `max_error` of the largest possible result; on one host
-            none.
+            none. `un.LowRank(rank)` is one of `all_reduce` for matrices.
         between_hosts: True: only edges between hosts carry codes; False: all edges do. None: True where
             there are several hosts.
         feedback: a float32 buffer as long as the data that is sent, see `unisono.codecs.feedback_for`. The
-            encoding error is kept there and added in the next call. Not for PRODUCT, MIN and MAX.
+            encoding error is kept there and added in the next call. Not for PRODUCT, MIN and MAX. With
+            `un.LowRank` its `feedback_for(x)`.
+        out: where the result goes; `x` is only read, and need not be copied first. As long as `x`, and no
+            part of it. None: `x`. Not with a codec, and not with a function or a file as the algorithm.
         async_op: return a `Work` at once. Do not use the buffers until it is done.
         timeout: seconds (or a timedelta) for the whole operation; None: the group's.
     Raises:
@@ -308,23 +314,24 @@ class Group(_native.GroupBase):
 
     # ---- collectives: every rank calls them, in the same order --------------------------------------
 
-    @collective(out="x")
+    @collective(out="x", sendbuf="out")
     def all_reduce(
         self,
         x: Any,
         op: Op = SUM,
         *,
+        out: Any = None,
         algorithm: Algorithm = None,
         reproducible: bool = False,
-        codec: CodecName = None,
+        codec: CodecName | LowRank = None,
         between_hosts: bool | None = None,
         feedback: Any = None,
         max_error: float | None = None,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the group, in place; every rank gets the same bits. For a number it returns a
-        number.
+        """Reduce `x` over the group, in place or into `out`; every rank gets the same bits. For a number it
+        returns a number.
 
         Shapes: x [numel], the same numel and dtype on every rank.
         Cost: one_shot 1 round, p-1 reads; two_shot 2 rounds; ring 2(p-1) rounds and 2(p-1)/p * nbytes sent.
@@ -351,13 +358,14 @@ class Group(_native.GroupBase):
         Example (p=2, src=0): [1, 2] and [0, 0] -> [1, 2] on both.
         """
 
-    @collective(out="x")
+    @collective(out="x", sendbuf="out")
     def reduce(
         self,
         x: Any,
         dst: int = 0,
         op: Op = SUM,
         *,
+        out: Any = None,
         algorithm: Algorithm = None,
         reproducible: bool = False,
         codec: CodecName = None,
@@ -366,40 +374,42 @@ class Group(_native.GroupBase):
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the group into `x` of rank `dst`; the buffers of other ranks do not change.
+        """Reduce `x` over the group into `x` of rank `dst`, or its `out`; no other rank's buffer changes.
 
-        Shapes: x [numel], the same numel and dtype on every rank.
+        Shapes: x [numel], the same numel and dtype on every rank; out as x, not used on other ranks.
         Example (p=2, dst=0): [1, 2] and [3, 4] -> [4, 6] and [3, 4].
         """
 
-    @collective(out="x")
+    @collective(out="x", sendbuf="out")
     def scan(
         self,
         x: Any,
         op: Op = SUM,
         *,
+        out: Any = None,
         algorithm: Algorithm = None,
         reproducible: bool = False,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the ranks up to this one, in place.
+        """Reduce `x` over the ranks up to this one, in place or into `out`.
 
         Example (p=3): [1], [2], [3] -> [1], [3], [6].
         """
 
-    @collective(out="x")
+    @collective(out="x", sendbuf="out")
     def exclusive_scan(
         self,
         x: Any,
         op: Op = SUM,
         *,
+        out: Any = None,
         algorithm: Algorithm = None,
         reproducible: bool = False,
         async_op: bool = False,
         timeout: Seconds = None,
     ) -> Any:
-        """Reduce `x` over the ranks below this one, in place; the `x` of rank 0 does not change.
+        """Reduce `x` over the ranks below this one, in place or into `out`; that of rank 0 does not change.
 
         Example (p=3): [1], [2], [3] -> [1], [1], [3].
         """
@@ -804,13 +814,7 @@ class Group(_native.GroupBase):
         self, obj: Any, dst: int = 0, *, pickle: bool = False, timeout: Seconds = None
     ) -> list[Any] | None:
         """The objects of all ranks, in the order of ranks, on rank `dst`; elsewhere None."""
-        encoded = objects.encode_object("gather_object", obj, pickle)
-        if self.rank != self._planner.member("gather_object", dst):
-            with self._object_turn:
-                self._move("gather_object", None, objects.length(encoded), dst, timeout)
-                self._move("gather_object", None, encoded, dst, timeout)
-            return None
-        return self._collect("gather_object", encoded, dst, pickle, timeout)
+        return self._gather_to("gather_object", obj, dst, pickle, timeout)
 
     def scatter_object(
         self,
@@ -838,6 +842,57 @@ class Group(_native.GroupBase):
             encoded = objects.allocate(length[0])
             self._move("scatter_object", encoded, None, src, timeout)
         return objects.decode_object(encoded, pickle=pickle)
+
+    def reduce_object(
+        self, obj: Any, op: Op = SUM, dst: int = 0, *, pickle: bool = False, timeout: Seconds = None
+    ) -> Any:
+        """The objects of all ranks, combined in the order of ranks, on rank `dst`; elsewhere None.
+
+        Rank `dst` gets all objects and calls the function p-1 times.
+
+        Args:
+            op: SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR of Python values, or `un.op(f)` with any f(a, b); it
+                may join values of different lengths.
+        Raises:
+            Aborted: the function raised on rank `dst`; the other ranks raise it in their next call.
+        Example (p=3): reduce_object([rank]) -> [0, 1, 2] on rank 0.
+        """
+        return self._combined("reduce_object", obj, op, dst, pickle, timeout)
+
+    def all_reduce_object(
+        self, obj: Any, op: Op = SUM, *, pickle: bool = False, timeout: Seconds = None
+    ) -> Any:
+        """As `reduce_object`, on every rank.
+
+        Raises:
+            Aborted: the function raised; all ranks raise it.
+        Example (p=2): all_reduce_object({rank: "x"}, un.op(lambda a, b: a | b)) -> {0: "x", 1: "x"}
+        """
+        found = self._combined("all_reduce_object", obj, op, 0, pickle, timeout)
+        return self.broadcast_object(found, 0, pickle=pickle, timeout=timeout)
+
+    def scan_object(self, obj: Any, op: Op = SUM, *, pickle: bool = False, timeout: Seconds = None) -> Any:
+        """The objects of the ranks up to this one, combined in the order of ranks. See `all_reduce_object`.
+
+        Example (p=3): scan_object("abc"[rank]) -> "a", "ab", "abc"
+        """
+        found = self._combined("scan_object", obj, op, 0, pickle, timeout)
+        return self.scatter_object(found, 0, pickle=pickle, timeout=timeout)
+
+    def _combined(self, kind: str, obj: Any, op: Op, dst: int, pickle: bool, timeout: Seconds) -> Any:
+        """All objects combined on rank `dst`; for a scan the list of all results."""
+        function = of_values(kind, op)
+        parts = self._gather_to(kind, obj, dst, pickle, timeout, op)
+        if parts is None:
+            return None
+        try:
+            return list(accumulate(parts, function)) if kind == "scan_object" else reduce(function, parts)
+        except Exception as error:  # noqa: BLE001  (it is raised)
+            self._fail_function(kind, error)
+
+    @abstractmethod
+    def _fail_function(self, kind: str, error: Exception) -> NoReturn:
+        """Raise the error of a function of objects, on all ranks if the library can."""
 
     def send_object(
         self, obj: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: Seconds = None
@@ -924,19 +979,30 @@ class Group(_native.GroupBase):
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
         return self._collect(kind, objects.encode_object(kind, obj, pickle), 0, pickle, timeout)
 
+    def _gather_to(
+        self, kind: str, obj: Any, dst: int, pickle: bool, timeout: Seconds, op: Op = SUM
+    ) -> list[Any] | None:
+        encoded = objects.encode_object(kind, obj, pickle)
+        if self.rank != self._planner.member(kind, dst):
+            with self._object_turn:
+                self._move(kind, None, objects.length(encoded), dst, timeout, op)
+                self._move(kind, None, encoded, dst, timeout, op)
+            return None
+        return self._collect(kind, encoded, dst, pickle, timeout, op)
+
     def _collect(
-        self, kind: str, encoded: objects.Bytes, root: int, pickle: bool, timeout: Seconds
+        self, kind: str, encoded: objects.Bytes, root: int, pickle: bool, timeout: Seconds, op: Op = SUM
     ) -> list[Any]:
         lengths = objects.lengths([0] * self.size)
         with self._object_turn:
-            self._move(kind, lengths, objects.length(encoded), root, timeout)
+            self._move(kind, lengths, objects.length(encoded), root, timeout, op)
             parts = [objects.allocate(length) for length in lengths]
-            self._move(kind, parts, encoded, root, timeout)
+            self._move(kind, parts, encoded, root, timeout, op)
         return [objects.decode_object(part, pickle=pickle) for part in parts]
 
-    def _move(self, kind: str, out: Any, sendbuf: Any, root: int, timeout: Seconds) -> None:
-        """One of the two operations of an object call: lengths, then bytes."""
-        self._call(kind, out, sendbuf, SUM, root, None, False, False, timeout)
+    def _move(self, kind: str, out: Any, sendbuf: Any, root: int, timeout: Seconds, op: Op = SUM) -> None:
+        """One of the two operations of an object call: lengths, then bytes. op: ranks compare it."""
+        self._call(kind, out, sendbuf, op, root, None, False, False, timeout)
 
     # ---- groups of some of the ranks ----------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 from unisono import _native
 from unisono._native import FaultKind, Status
@@ -20,7 +20,7 @@ from unisono.engine.bootstrap.rendezvous import Rendezvous
 from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
 from unisono.engine.diagnosis import except_hook
 from unisono.engine.diagnosis.call_site import call_site
-from unisono.engine.diagnosis.close_reason import close_reason, error_reason
+from unisono.engine.diagnosis.close_reason import close_reason, error_reason, function_failure
 from unisono.engine.diagnosis.fault_reader import last_operation, publish_close_reason, read_empty_probe
 from unisono.engine.diagnosis.fault_text import MOST_MEMBERS, error, listed
 from unisono.engine.environment import env
@@ -336,6 +336,12 @@ class NativeGroup(MembershipGroup):
         engine = self._planner.engine
         publish_close_reason(engine, close_reason(error_reason()) or f"a call of abort() at {call_site()}")
         engine.abort()
+
+    def _fail_function(self, kind: str, error: Exception) -> NoReturn:
+        engine = self._planner.engine
+        publish_close_reason(engine, function_failure(error))
+        engine.abort()
+        raise self._planner.failure(kind, self.timeout_s) from error
 
     def _unreported(self) -> BaseException | None:
         """The error of an asynchronous collective that no call and no wait has raised yet."""

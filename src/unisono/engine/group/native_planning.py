@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary
 
 from unisono import _native
 from unisono.engine.bootstrap.forming import OpenConnections
@@ -12,6 +13,7 @@ from unisono.engine.costs.machine import DEFAULTS, MachineCalibration
 from unisono.engine.costs.tuner import AlgorithmChoice, Tuner
 from unisono.engine.diagnosis.call_site import call_site
 from unisono.engine.diagnosis.call_text import number_of_list, number_of_ranks
+from unisono.engine.diagnosis.close_reason import function_failure
 from unisono.engine.diagnosis.fault_reader import (
     FaultContext,
     publish_close_reason,
@@ -24,6 +26,7 @@ from unisono.engine.diagnosis.report import FirstFailure
 from unisono.engine.environment.event_log import LOG
 from unisono.engine.group.arguments import (
     CallArguments,
+    check_beside,
     check_op,
     check_reducible,
 )
@@ -43,10 +46,11 @@ from unisono.engine.group.message_planning import MessagePlanner
 from unisono.engine.group.reproducibility import ReproducibleAlgorithms
 from unisono.engine.membership.eviction import Eviction
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
+from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import KINDS, kind_of
 from unisono.engine.operations.reduction import PremulSum, ReduceOp
 from unisono.errors import Aborted, Evicted, GroupError, message
-from unisono.plans import StepFunction, lower_rank
+from unisono.plans import CONTRACTS, StepFunction, lower_rank
 from unisono.plans.lowering import lower_agreement
 from unisono.schedules.files import is_file
 
@@ -125,6 +129,8 @@ class NativePlanner(MessagePlanner):
         """See `MessagePlanner.forget`."""
         self._prepared: dict[tuple[str, str, int, int, int, EdgeCoding | None], PreparedCall] = {}
         self._agreements: dict[tuple[str | int, ...], _native.OperationDescriptor] = {}
+        # Weak keys, as in `CustomAlgorithms`.
+        self._functions: WeakKeyDictionary[UserOp, dict[tuple[Any, ...], PreparedCall]] = WeakKeyDictionary()
 
     @cached_property
     def codings(self) -> CodecPlanner:
@@ -181,6 +187,8 @@ class NativePlanner(MessagePlanner):
         """See `Planner.bind`: choose a plan, lower it, bind it."""
         if layout.blocks and call.algorithm not in (None, "direct"):
             check_alike(call.kind, layout.blocks)
+        if layout.source and CONTRACTS[call.plan].in_place:
+            check_beside(call)
         coded, feedback = None, None
         if call.coding is not None:
             coded, feedback, layout = self.codings.of_call(call, pins[0], layout)
@@ -199,7 +207,7 @@ class NativePlanner(MessagePlanner):
             factor,
             layout.target,
             layout.source,
-            (*pins, feedback),
+            (*pins, feedback, call.op),
             layout.writes,
             made=result.array,
             returned=result.kind,
@@ -272,8 +280,10 @@ class NativePlanner(MessagePlanner):
             ValueError: there is no such algorithm.  TypeError: the dtype has no such operation.
             GroupClosed: the group was closed.
         """
-        kind, op, root, algorithm, in_order, _ = call
+        kind, op, root, algorithm, in_order, *_ = call
         check_op(kind, op)
+        if type(op) is UserOp:
+            return self._prepare_function(call, op, dtype, numel)
         if coded is not None:
             return self._prepare_coded(call, dtype, numel, coded)
         if callable(algorithm) or (algorithm is not None and is_file(algorithm)):
@@ -330,11 +340,7 @@ class NativePlanner(MessagePlanner):
         engine = self.engine
         check_reducible(kind, dtype, op)
         custom = self._custom.plan(call.plan, function, root)
-        if call.reproducible and not custom.canonical:
-            raise ValueError(
-                f"{kind}: algorithm {custom.name!r} does not combine contributions in the order of "
-                "ranks, which reproducible=True asks for"
-            )
+        self._reproducible.check_custom(kind, custom.name, call.reproducible and not custom.canonical)
         key = (kind, f"#{custom.number:x}", root, dtype, op.value, None)
         found = self._prepared.get(key)
         if found is None:
@@ -342,6 +348,37 @@ class NativePlanner(MessagePlanner):
             note = f"algorithm {custom.name}, plan {custom.number:016x}"
             found = self._prepared[key] = PreparedCall(operation, kind, custom.name, root, note, custom.parts)
         return found
+
+    def _prepare_function(self, call: CallArguments, op: UserOp, dtype: int, numel: int) -> PreparedCall:
+        """The operation for a call with a reduction function; every result is computed on one rank."""
+        kind, _, root, algorithm, in_order, _, element = call
+        plan, in_order, custom = call.plan, in_order or not op.commutative, None
+        if callable(algorithm) or (algorithm is not None and is_file(algorithm)):
+            custom = self._custom.plan(plan, algorithm, root)
+            self._reproducible.check_custom(kind, custom.name, in_order and not custom.canonical)
+            name = f"#{custom.number:x}"
+        else:
+            choose = self._tuner.direct if in_order else self._tuner.choose
+            name = choose(plan, numel * ITEMSIZES[dtype]) if algorithm is None else algorithm
+            name = self._reproducible.algorithm(plan, name, root, algorithm is not None, in_order, True)
+        known = self._functions.setdefault(op, {})
+        key = (kind, name, root, dtype, element)
+        if key not in known:
+            number, combiner = op.number, None
+            if element is not None:
+                item = element.itemsize // ITEMSIZES[dtype]
+                if custom is not None and custom.parts > 1 and item > 1:
+                    raise ValueError(f"{kind}: algorithm {custom.name!r} cuts blocks of a structured dtype")
+                number, combiner = op.number_for(element), op.combiner(element, item, function_failure)
+            code = self._lowered(plan, name, root) if custom is None else custom.code
+            number ^= 0 if custom is None else custom.number
+            value = op.value if combiner is not None else ReduceOp.SUM.value
+            operation = self.engine.operation(
+                code, KINDS.index(kind), dtype, value, number, combiner=combiner
+            )
+            parts = 1 if custom is None else custom.parts
+            known[key] = PreparedCall(operation, kind, name, root, op.description, parts)
+        return known[key]
 
     def agree(self, kind: str, ranks: tuple[int, ...]) -> _native.BoundCall:
         """A call in which all ranks compare a list of ranks: the listed ranks wait for all others, the others
@@ -383,7 +420,11 @@ class NativePlanner(MessagePlanner):
     ) -> GroupError:
         """The error for what aborted the group; `engine` is its engine, when the group may be closed."""
         self.reported = True
-        return error(read(self.fault_context(engine or self.engine, operation, timeout_s, where)))
+        found = error(read(self.fault_context(engine or self.engine, operation, timeout_s, where)))
+        raised = [op.raised for op in self._functions if op.raised is not None]
+        if raised and isinstance(found, Aborted):
+            found.__cause__ = raised[0]
+        return found
 
     def evicted(self, operation: str, why: str) -> Evicted:
         """The error of a rank without which the others go on."""

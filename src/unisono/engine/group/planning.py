@@ -17,12 +17,14 @@ from unisono.engine.group.arguments import (
     MessageArguments,
     check_algorithm,
     check_op,
+    element_type,
 )
 from unisono.engine.group.buffer_layout import BufferLayout, check_layout, with_call_name
 from unisono.engine.group.call_results import CallResult, allocate
 from unisono.engine.group.coalescing import CoalescedBuffers, check_buffers
 from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.memory.buffers import pinned
+from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op
 from unisono.errors import GroupClosed
@@ -31,6 +33,7 @@ from unisono.plans import StepFunction
 if TYPE_CHECKING:
     from unisono import _native
     from unisono.codecs.codec import Codec
+    from unisono.codecs.low_rank import LowRank
     from unisono.engine.backends.driver import LibraryDriver
     from unisono.engine.group.codec_planning import CodecPlanner
 
@@ -104,7 +107,7 @@ class Planner(ABC, Generic[Runner]):
         root: int,
         algorithm: str | StepFunction | None,
         reproducible: bool,
-        codec: Codec | str | None = None,
+        codec: Codec | LowRank | str | None = None,
         between_hosts: bool | None = None,
         feedback: Any = None,
         max_error: float | None = None,
@@ -127,7 +130,17 @@ class Planner(ABC, Generic[Runner]):
         if codec is not None or between_hosts is not None or feedback is not None or max_error is not None:
             coding = CodecArguments(codec, between_hosts, feedback, max_error)
         in_order = reproducible or self.reproducible
-        return self.bind(CallArguments(kind, op, root, algorithm, in_order, coding), *buffers)
+        element = element_type(kind, op, buffers[0].dtype, (out, sendbuf))
+        call = CallArguments(kind, op, root, algorithm, in_order, coding, element)
+        if coding is not None:
+            from unisono.engine.group.low_rank_call import (
+                LowRank,
+                LowRankCall,
+            )  # most programs need no codecs
+
+            if isinstance(codec, LowRank):
+                return LowRankCall(self, call, out, sendbuf, buffers[0].dtype)
+        return self.bind(call, *buffers)
 
     @abstractmethod
     def bind(self, call: CallArguments, layout: BufferLayout, pins: Any, result: CallResult) -> Any:
@@ -153,6 +166,8 @@ class Planner(ABC, Generic[Runner]):
         if WATCHES:
             self._watch(kind)
         check_op(kind, op)
+        if type(op) is UserOp:
+            raise TypeError(f"{kind}: op is a function, which takes one buffer a call")
         root = self.member(kind, root, "the root")
         pieces = check_buffers(kind, outs, sendbufs, self.size, self.rank, root, codec, self.as_readable)
         coded = codec is not None or between_hosts is not None

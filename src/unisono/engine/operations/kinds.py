@@ -34,6 +34,9 @@ _COMPOSED: dict[str, CallKind] = {
     "reduce_scatter_coalesced": CallKind("reduce_scatter", "reduce_scatter"),
     "split": CallKind("all_gather", "all_gather_v"),
     "subgroup": CallKind("barrier", "barrier"),
+    "reduce_object": CallKind("gather", "gather"),
+    "all_reduce_object": CallKind("gather", "gather"),
+    "scan_object": CallKind("gather", "gather"),
 }
 
 _OF_NAME = {**{name: CallKind(name, name) for name in CONTRACTS}, **_COMPOSED}

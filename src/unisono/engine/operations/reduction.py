@@ -6,6 +6,8 @@ from enum import IntEnum
 
 import msgspec
 
+from unisono.engine.operations.functions import UserOp
+
 
 class ReduceOp(IntEnum):
     """How contributions are combined.
@@ -34,7 +36,8 @@ class PremulSum(msgspec.Struct, frozen=True):
     name: str = "PREMUL_SUM"
 
 
-Op = ReduceOp | PremulSum
+BuiltinOp = ReduceOp | PremulSum
+Op = BuiltinOp | UserOp
 
 
 def premul_sum(factor: float) -> PremulSum:
