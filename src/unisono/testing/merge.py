@@ -1,0 +1,180 @@
+"""One report of a test from those of its ranks: causes in full, consequences in a line, equal ones once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pytest
+from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
+
+MOST_SHOWN = 4
+"""The most different failures that are shown in full."""
+
+
+class Outcome(NamedTuple):
+    """How a test ended on one rank.
+
+    Attributes:
+        reports: pytest's.  printed: on stdout and stderr.
+        missing: why the rank could not begin it.
+        died: how the rank ended in it.  hung: it was ended.  stacks: where it was.
+        leave: what ends the whole session.
+    """
+
+    rank: int
+    pid: int
+    reports: list[Any] = []  # noqa: RUF012  (never changed)
+    warnings: list[dict[str, Any]] = []  # noqa: RUF012
+    printed: str = ""
+    missing: str = ""
+    died: str = ""
+    hung: bool = False
+    stacks: str = ""
+    leave: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing has gone wrong here, and nothing was skipped."""
+        return not self.died and not self.missing and all(report.passed for report in self.reports)
+
+
+class _Failure(NamedTuple):
+    """Why one rank failed. Failures are alike if their `key` is equal."""
+
+    where: str
+    key: object
+    headline: str
+    chain: list[Any]
+    crash: ReprFileLocation | None = None
+
+
+def merged(item: pytest.Item, outcomes: list[Outcome]) -> list[pytest.TestReport]:
+    """The reports of a test, one for each phase, and for each subtest that failed somewhere."""
+    phases: dict[tuple[str, str], list[tuple[Outcome, Any]]] = defaultdict(list)
+    ended = [one for one in outcomes if one.died or one.missing]
+    if ended:
+        phases["call", ""] = []
+    for one in outcomes:
+        for report in one.reports:
+            phases[report.when, str(getattr(report, "context", ""))].append((one, report))
+    order = ("setup", "call", "teardown")
+    made = []
+    for when, context in sorted(phases, key=lambda phase: (order.index(phase[0]), not phase[1])):
+        dead = ended if (when, context) == ("call", "") else []
+        made.append(_report(item, when, phases[when, context], dead, outcomes))
+    return made
+
+
+def _report(
+    item: pytest.Item, when: Any, found: list[tuple[Outcome, Any]], dead: list[Outcome], all_: list[Outcome]
+) -> pytest.TestReport:
+    size = len(all_)
+    failed = [(one, report) for one, report in found if report.failed]
+    xfailed = [report for _, report in found if report.skipped and hasattr(report, "wasxfail")]
+    skipped = [(one, report) for one, report in found if report.skipped and not hasattr(report, "wasxfail")]
+    if xfailed:  # other ranks need not fail
+        failed = [(one, report) for one, report in failed if "[XPASS(strict)]" not in str(report.longrepr)]
+    causes = [_of_report(one, report, size) for one, report in failed if not _follows(report)]
+    causes += [_of_end(one, size) for one in dead if not one.hung]
+    hung = [_of_end(one, size) for one in dead if one.hung]
+    follow = [_of_report(one, report, size) for one, report in failed if _follows(report)]
+    kind = type(found[0][1]) if found else pytest.TestReport
+    excused = (xfailed or skipped) and not causes
+    outcome, longrepr = "passed", None
+    if (causes or hung or follow) and not excused:
+        outcome, longrepr = "failed", _longrepr(hung + causes or follow, follow if hung + causes else [])
+    elif excused:
+        outcome, longrepr = "skipped", (xfailed or [_skip(skipped, size)])[0].longrepr
+    made = kind(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords=dict.fromkeys(item.keywords, 1),
+        outcome=outcome,
+        longrepr=longrepr,
+        when=when,
+        sections=_sections(found, all_) if outcome == "failed" or when == "call" else [],
+        duration=max((report.duration for _, report in found), default=0.0),
+        start=min((report.start for _, report in found), default=0.0),
+        stop=max((report.stop for _, report in found), default=0.0),
+        user_properties=_unique(pair for _, report in found for pair in map(tuple, report.user_properties)),
+    )
+    for name in ("context", "wasxfail"):
+        values = [getattr(report, name) for _, report in found if hasattr(report, name)]
+        if values and (name == "context" or outcome != "failed"):
+            setattr(made, name, values[0])
+    return made
+
+
+def _follows(report: Any) -> bool:
+    return bool(getattr(report, "consequence", False))
+
+
+def _skip(skipped: list[tuple[Outcome, Any]], size: int) -> Any:
+    one, report = skipped[0]
+    if isinstance(report.longrepr, (list, tuple)):
+        path, line, reason = report.longrepr
+        some = f" (rank {one.rank} of {size})" if len(skipped) < size else ""
+        report.longrepr = (path, line, f"{reason}{some}")
+    return report
+
+
+def _of_report(one: Outcome, report: Any, size: int) -> _Failure:
+    where = f"rank {one.rank} of {size} (pid {one.pid})"
+    longrepr = report.longrepr
+    crash = getattr(longrepr, "reprcrash", None)
+    if not hasattr(longrepr, "reprtraceback"):
+        text = str(longrepr).strip()
+        return _Failure(where, text, text.partition("\n")[0], [_text(text + "\n")])
+    chain = list(getattr(longrepr, "chain", None) or [(longrepr.reprtraceback, crash, None)])
+    said = crash.message.partition("\n")[0] if crash is not None else str(longrepr).strip().rpartition("\n")[2]
+    place = (crash.path, crash.lineno, crash.message) if crash is not None else str(longrepr)
+    return _Failure(where, getattr(report, "fault", "") or place, said, chain, crash)
+
+
+def _of_end(one: Outcome, size: int) -> _Failure:
+    said = one.died or one.missing.strip().rpartition("\n")[2]
+    stacks = f"Its stacks then:\n{one.stacks or '(it wrote none)'}\n" if one.hung else ""
+    missing = f"{one.missing}\n" if one.missing else ""
+    where = f"rank {one.rank} of {size} (pid {one.pid})"
+    return _Failure(where, (one.died or one.missing, stacks), said, [_text(missing + stacks)])
+
+
+def _longrepr(causes: list[_Failure], follow: list[_Failure]) -> ExceptionChainRepr:
+    """Of causes that are alike, the first in full."""
+    alike: dict[object, list[_Failure]] = defaultdict(list)
+    for cause in causes:
+        alike[cause.key].append(cause)
+    chain: list[Any] = []
+    for number, same in enumerate(alike.values()):
+        others = f"; likewise {', '.join(each.where for each in same[1:])}" if same[1:] else ""
+        chain.append(_text(f"\n=== {same[0].where}: {same[0].headline}{others}\n"))
+        chain += same[0].chain if number < MOST_SHOWN else []
+    lines = [f"=== {each.where} then failed, too: {each.headline}\n" for each in follow]
+    first = causes[0]
+    message = f"{first.where.partition(' (')[0]}: {first.headline}"
+    crash = ReprFileLocation(
+        *((first.crash.path, first.crash.lineno) if first.crash is not None else ("", 0)), message
+    )
+    return ExceptionChainRepr([*chain, (_text("\n" + "".join(lines))[0], crash, None)])
+
+
+def _text(text: str) -> tuple[ReprTraceback, None, None]:
+    return ReprTraceback([ReprEntryNative([text])], None, "native"), None, None
+
+
+def _sections(found: list[tuple[Outcome, Any]], all_: list[Outcome]) -> list[tuple[str, str]]:
+    """What ranks printed, and what pytest's plugins have kept of each, such as logs."""
+    sections = [(f"Captured output of rank {one.rank} (stdout, stderr)", one.printed) for one in all_]
+    for one, report in found:
+        sections += [(f"{name} of rank {one.rank}", text) for name, text in report.sections]
+    return [(name, text) for name, text in sections if text]
+
+
+def _unique(pairs: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for pair in pairs:
+        if pair not in found:
+            found.append(pair)
+    return found
