@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,9 +14,7 @@ from unisono.errors import GroupError, NotSupported, message
 if TYPE_CHECKING:
     from unisono import Group
 
-SHARE = 0.8
-"""Of a test's limit, the timeout of its groups: their own Timeout, which names the late rank, comes first."""
-
+SHORTEST_S = 0.1  # timeout of a group
 SETTLE_S = 10.0  # for the last barrier of a test that passed
 
 
@@ -23,6 +22,7 @@ class Run(NamedTuple):
     """What a rank knows of the test it runs.
 
     Attributes:
+        until: when it should end, by `time.time()`: a share of its limit.
         meeting: a path that no other test has: where its groups are formed.
         port: free for the test, MASTER_PORT.
     """
@@ -31,7 +31,7 @@ class Run(NamedTuple):
     ranks: int
     hosts: int
     backend: str
-    limit_s: float
+    until: float
     meeting: str
     port: int
 
@@ -41,10 +41,11 @@ class Groups:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], Group] = {}
+        self._stores: list[Any] = []
         self._process_group: tuple[Any, ...] | None = None
         self._in_use: list[Any] = []
         self._abandoned = False
-        self._run = Run(0, 1, 1, "unisono", 1.0, "", 0)
+        self._run = Run(0, 1, 1, "unisono", 0.0, "", 0)
 
     @property
     def rank(self) -> int:
@@ -81,19 +82,22 @@ class Groups:
         run = self._run
         if self._key() not in self._kept:
             from unisono.engine.group import init_process_group
+            from unisono.engine.store import FileStore
 
+            # It waits for no rank that has been killed when it is closed.
+            self._stores.append(FileStore(f"{run.meeting}-group", linger_s=0.0))
             self._kept[self._key()] = init_process_group(
                 None if run.backend == "unisono" else run.backend,
-                f"file://{run.meeting}-group",
+                store=self._stores[-1],
                 rank=run.rank,
                 world_size=run.ranks,
-                timeout=SHARE * run.limit_s,
+                timeout=self._left_s(),
             )
         found = self._kept[self._key()]
         if found not in self._in_use:
             self._in_use.append(found)
             if not found.closed:
-                found.timeout_s = SHARE * run.limit_s
+                found.timeout_s = self._left_s()
         return found
 
     def process_group(self) -> Any:
@@ -111,7 +115,7 @@ class Groups:
                 init_method=f"file://{run.meeting}-process-group",
                 rank=run.rank,
                 world_size=run.ranks,
-                timeout=timedelta(seconds=SHARE * run.limit_s),
+                timeout=timedelta(seconds=self._left_s()),
             )
             self._process_group = self._key()
         if dist.group.WORLD not in self._in_use:
@@ -119,7 +123,7 @@ class Groups:
         return dist.group.WORLD
 
     def abandon(self, error: BaseException, *, unused: bool) -> None:
-        """End the groups of this test after an error, so that no rank waits for this one.
+        """Abort the groups of this test because of an error, so that no rank waits for this one.
 
         unused: also a group that this rank has not used yet, and others may have.
         """
@@ -128,10 +132,10 @@ class Groups:
             self._in_use.append(prepared)
         self._abandoned |= bool(self._in_use)
         for used in self._in_use:
-            with contextlib.suppress(Exception):  # it has failed already
-                if hasattr(used, "__exit__"):
-                    used.__exit__(type(error), error, error.__traceback__)
-                else:
+            try:
+                raise error  # the others are told why
+            except BaseException:  # noqa: BLE001
+                with contextlib.suppress(Exception):  # it has failed already
                     used.abort()
 
     def settle(self) -> str:
@@ -142,7 +146,7 @@ class Groups:
         """
         for used in self._in_use:
             if hasattr(used, "closed") and not used.closed:
-                used.barrier(timeout=min(SETTLE_S, SHARE * self._run.limit_s))
+                used.barrier(timeout=min(SETTLE_S, self._left_s()))
                 if left := _messages(used):
                     return left
             elif not hasattr(used, "closed"):
@@ -162,8 +166,14 @@ class Groups:
         """End all groups."""
         for each in self._kept.values():
             each.close()
+        for store in self._stores:
+            store.close()
         self._kept.clear()
+        self._stores.clear()
         self._destroy_process_group()
+
+    def _left_s(self) -> float:
+        return max(self._run.until - time.time(), SHORTEST_S)
 
     def _key(self) -> tuple[Any, ...]:
         return (self._run.ranks, self._run.hosts, self._run.backend)

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import re
 import selectors
 import signal
 import socket
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from unisono.engine.base.timeouts import LONGEST_S
 from unisono.engine.environment import env
 from unisono.testing.channel import Channel, pair
 from unisono.testing.marker import Settings, settings
@@ -37,10 +39,16 @@ GRACE_S = 5.0  # for the other ranks, once one has not passed
 STACKS_S = 0.5  # for a rank that hangs to write its stacks
 ANSWER_S = 60.0  # for the template to import what conftest files do
 
+SHARE = 0.8
+"""Of a test's limit, the timeout of its groups: their own Timeout, which names the late rank, comes first."""
+
 MOST_OUTPUT_NBYTES = 64 << 10
 """Of what a rank prints in a test, the last bytes that its report shows."""
 
+_OF_PYTEST = re.compile(r'File ".*/(_pytest|pluggy|unisono/testing)/|File "<frozen runpy>')
 _IMPORTED_ONCE = ("torch", "torch.distributed", "unisono.torch")
+"""Where the tests have imported them, too. The engine, and NumPy, are always."""
+
 _NO_OPTIONS = {
     "capture": "no", "collectonly": False, "deselect": None, "dist": "no", "distload": False,
     "failedfirst": False, "keyword": "", "lf": False, "looponfail": False, "markexpr": "", "maxfail": 0,
@@ -99,7 +107,8 @@ class Rank(NamedTuple):
             if size and size == before:
                 break
             before = size
-        return os.pread(self.stacks.fileno(), MOST_OUTPUT_NBYTES, 0).decode(errors="replace")
+        lines = os.pread(self.stacks.fileno(), MOST_OUTPUT_NBYTES, 0).decode(errors="replace").splitlines(True)
+        return "".join(line for line in lines if not _OF_PYTEST.search(line))
 
 
 class Pool:
@@ -107,7 +116,8 @@ class Pool:
 
     def __init__(self, config: pytest.Config, gpus: int) -> None:
         self._config = config
-        self._base = config._tmp_path_factory.getbasetemp() / f"ranks{gpus or ''}"  # type: ignore[attr-defined]
+        self._base = config._tmp_path_factory.getbasetemp() / f"ranks{gpus}-{id(self)}"  # type: ignore[attr-defined]
+        self._base.mkdir()
         self._ranks: dict[int, Rank] = {}
         self._forked = 0
         self._tests = 0
@@ -136,7 +146,6 @@ class Pool:
         if self._broken:
             self._generation += 1
             self._broken = False
-        port = _free_port()
         request: dict[str, Any] = {
             "nodeid": item.nodeid,
             "path": str(item.path),
@@ -146,9 +155,11 @@ class Pool:
             "folder": str(self._base / f"test{self._tests}"),
         }
         limit_s = math.inf if self._debug else limit_s
-        shared = (chosen.hosts, chosen.backend, min(limit_s, 1e6), str(self._base / f"meeting{self._tests}"), port)
+        meeting = str(self._base / f"meeting{self._tests}")
         try:
             ranks = [self._ranks.get(number) or self._fork(number) for number in range(chosen.ranks)]
+            until = time.time() + SHARE * min(limit_s, LONGEST_S)
+            shared = (chosen.hosts, chosen.backend, until, meeting, _free_port())
             for rank in ranks:
                 for file in (rank.out, rank.stacks):
                     if file is not None:
@@ -364,7 +375,7 @@ def _session(config: pytest.Config, gpus: int) -> dict[str, Any]:
     plugins = [*config.option.plugins, "no:terminal", "no:timeout"]
     return {
         "path": sys.path,
-        "modules": [name for name in _IMPORTED_ONCE if name in sys.modules],
+        "modules": ["unisono.engine.group"] + [name for name in _IMPORTED_ONCE if name in sys.modules],
         "options": {**options, **known, "virtual_gpus": gpus, "plugins": plugins},
         "args": [str(arg) for arg in config.args],
     }

@@ -27,13 +27,15 @@ from typing import Any
 import pytest
 
 from unisono.engine.diagnosis.except_hook import uncaught
-from unisono.errors import GroupError, Mismatch
+from unisono.errors import GroupError, Mismatch, UnisonoError
 from unisono.testing.channel import Channel
 from unisono.testing.groups import Groups, Run
 from unisono.testing.plugin import GROUPS
 
 STACKS = signal.SIGRTMAX - 1
 """At this signal a rank writes the stacks of its threads."""
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 END_S = 5.0  # for the ranks to end their sessions
 
@@ -104,6 +106,14 @@ def _live(config: pytest.Config, channel: Channel, files: list[int], given: dict
         os._exit(code)
 
 
+class _Told(pytest.fail.Exception):
+    """An error of ours outside of a test's own code."""
+
+    def __init__(self, what: str, error: UnisonoError) -> None:
+        super().__init__(f"{what}\n{type(error).__name__}: {error}", pytrace=False)
+        self.report = getattr(error, "report", None)
+
+
 class _Rank:
     """A plugin of pytest: its loop runs the tests that the other end asks for, and sends their reports."""
 
@@ -141,6 +151,8 @@ class _Rank:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         """Say whether an error follows from another rank's, and let no other rank wait for this one."""
+        if call.excinfo is not None and isinstance(call.excinfo.value, UnisonoError):
+            _hide_own_frames(call.excinfo, self._config)
         report = yield
         if call.excinfo is not None:
             self._explain(report, call.excinfo.value)
@@ -228,7 +240,7 @@ class _Rank:
         except Mismatch as error:
             self._broken = True
             if error.report is None or not error.report.failed:  # otherwise the test expected it
-                raise
+                raise _Told("by the end of this test its ranks have not made the same calls", error) from None
         except GroupError:
             self._broken = True
         else:
@@ -237,7 +249,14 @@ class _Rank:
 
     def _step(self, item: pytest.Item, when: Any, step: Any) -> bool:
         """Do a step beside the test; its error counts as one of the test."""
-        call = pytest.CallInfo.from_call(step, when)
+
+        def told() -> None:
+            try:
+                step()
+            except UnisonoError as error:
+                raise _Told("its group cannot be made", error) from None
+
+        call = pytest.CallInfo.from_call(told, when)
         if call.excinfo is None:
             return True
         report = item.config.hook.pytest_runtest_makereport(item=item, call=call)
@@ -274,6 +293,13 @@ class _Rank:
         self._groups.drop()
         if tell:
             self._channel.send({"error": error})
+
+
+def _hide_own_frames(excinfo: Any, config: pytest.Config) -> None:
+    """Leave the frames of the tests, as the launcher does; `--full-trace` shows all."""
+    outside = [entry for entry in excinfo.traceback if not str(entry.path).startswith(_PACKAGE)]
+    if outside and not config.option.fulltrace:
+        excinfo.traceback = type(excinfo.traceback)(outside)
 
 
 def main() -> None:
