@@ -19,7 +19,9 @@ class Outcome(NamedTuple):
     Attributes:
         reports: pytest's.  printed: on stdout and stderr.
         missing: why the rank could not begin it.
-        died: how the rank ended in it.  hung: it was ended.  stacks: where it was.
+        died: how the rank ended in it.
+        hung: it did not end, and was killed: "limit" at the test's limit, "grace" because another one failed.
+        stacks: where it then was.
         leave: what ends the whole session.
     """
 
@@ -30,7 +32,7 @@ class Outcome(NamedTuple):
     printed: str = ""
     missing: str = ""
     died: str = ""
-    hung: bool = False
+    hung: str = ""
     stacks: str = ""
     leave: str = ""
 
@@ -64,6 +66,9 @@ def merged(item: pytest.Item, outcomes: list[Outcome]) -> list[pytest.TestReport
     for when, context in sorted(phases, key=lambda phase: (order.index(phase[0]), not phase[1])):
         dead = ended if (when, context) == ("call", "") else []
         made.append(_report(item, when, phases[when, context], dead, outcomes))
+    parts = sum(1 for each in made if each.failed and hasattr(each, "context"))
+    if parts and (whole := made[-2 if made[-1].when == "teardown" else -1]).passed:
+        whole.outcome, whole.longrepr = "failed", f"contains {parts} failed subtest{'s' if parts > 1 else ''}"
     return made
 
 
@@ -78,13 +83,15 @@ def _report(
         failed = [(one, report) for one, report in failed if "[XPASS(strict)]" not in str(report.longrepr)]
     causes = [_of_report(one, report, size) for one, report in failed if not _follows(report)]
     causes += [_of_end(one, size) for one in dead if not one.hung]
-    hung = [_of_end(one, size) for one in dead if one.hung]
+    causes = [_of_end(one, size) for one in dead if one.hung == "limit"] + causes
+    late = [_of_end(one, size) for one in dead if one.hung == "grace"]
     follow = [_of_report(one, report, size) for one, report in failed if _follows(report)]
     kind = type(found[0][1]) if found else pytest.TestReport
     excused = (xfailed or skipped) and not causes
     outcome, longrepr = "passed", None
-    if (causes or hung or follow) and not excused:
-        outcome, longrepr = "failed", _longrepr(hung + causes or follow, follow if hung + causes else [])
+    if (causes or late or follow) and not excused:
+        shown = causes + late or follow
+        outcome, longrepr = "failed", _longrepr(shown, follow if causes + late else [])
     elif excused:
         outcome, longrepr = "skipped", (xfailed or [_skip(skipped, size)])[0].longrepr
     made = kind(
@@ -125,8 +132,9 @@ def _of_report(one: Outcome, report: Any, size: int) -> _Failure:
     longrepr = report.longrepr
     crash = getattr(longrepr, "reprcrash", None)
     if not hasattr(longrepr, "reprtraceback"):
-        text = str(longrepr).strip()
-        return _Failure(where, text, text.partition("\n")[0], [_text(text + "\n")])
+        text = str(longrepr).strip("\n")
+        first, _, last = text.partition("\n")[0], "", text.rpartition("\n")[2]
+        return _Failure(where, text, first if report.when != "call" else last, [_text(text + "\n")])
     chain = list(getattr(longrepr, "chain", None) or [(longrepr.reprtraceback, crash, None)])
     said = crash.message.partition("\n")[0] if crash is not None else str(longrepr).strip().rpartition("\n")[2]
     place = (crash.path, crash.lineno, crash.message) if crash is not None else str(longrepr)

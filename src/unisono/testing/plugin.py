@@ -7,10 +7,13 @@ processes that tests start, have them, too. Everything else is imported when a t
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from unisono.testing import GROUPS
 
 if TYPE_CHECKING:
     from unisono import Group
@@ -23,8 +26,7 @@ n, hosts and backend may be lists, of which each value makes a test. See docs/te
 
 POOLS = pytest.StashKey["Pools"]()
 LIMIT = pytest.StashKey[float]()
-GROUPS = pytest.StashKey["Groups"]()
-"""The groups of this process, in a rank only."""
+_ASKS = re.compile(r"""getfixture\(\s*["'](group|rank|process_group)["']""")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,7 +78,7 @@ def group(request: pytest.FixtureRequest) -> Group:
 @pytest.fixture
 def rank(request: pytest.FixtureRequest) -> int:
     """The number of this rank, from 0."""
-    return _groups(request).rank
+    return _groups(request).run.rank
 
 
 @pytest.fixture
@@ -97,24 +99,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("ranks")
     if mark is None:
         return
-    from unisono.testing.marker import lists
+    from unisono.testing.marker import LISTS, arguments
 
-    for name, values in lists(mark):
-        if name not in metafunc.fixturenames:
-            metafunc.fixturenames.append(name)
-        ids = [f"{value}-{name}" if isinstance(value, int) else str(value) for value in values]
-        metafunc.parametrize(name, values, ids=ids)
+    for name, values in arguments(mark).items():
+        if name in LISTS and isinstance(values, (list, tuple)):
+            if name not in metafunc.fixturenames:
+                metafunc.fixturenames.append(name)
+            ids = [f"{value}-{name}" if isinstance(value, int) else str(value) for value in values]
+            metafunc.parametrize(name, values, ids=ids)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the doctests that ask for ranks, and refuse wrong arguments of the marker."""
     for item in items:
-        if type(item).__name__ == "DoctestItem" and item.get_closest_marker("ranks") is None:
-            from unisono.testing.marker import asks_for_ranks
-
-            if asks_for_ranks(item):
-                item.add_marker(pytest.mark.ranks(int(config.getini("doctest_ranks"))))
+        examples = getattr(getattr(item, "dtest", None), "examples", ())  # of a doctest
+        if any(_ASKS.search(each.source) for each in examples) and not item.get_closest_marker("ranks"):
+            item.add_marker(pytest.mark.ranks(int(config.getini("doctest_ranks"))))
         if item.get_closest_marker("ranks") is not None:
             from unisono.testing.marker import settings
 
@@ -130,9 +131,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     config = item.config
     if item.get_closest_marker("ranks") is None or GROUPS in config.stash:
         return None
-    from unisono.testing.pool import Pools, run_test
+    from unisono.testing.pool import Pools
 
-    run_test(config.stash.setdefault(POOLS, Pools(config)), item, nextitem, config.stash.get(LIMIT, None))
+    config.stash.setdefault(POOLS, Pools(config)).run_test(item, nextitem, item.stash.get(LIMIT, None))
     return True
 
 
@@ -141,7 +142,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """Take the limit that pytest-timeout has for a marked test: it is ended here, with all stacks."""
     if item.get_closest_marker("ranks") is None or GROUPS in item.config.stash:
         return None
-    item.config.stash[LIMIT] = settings.timeout
+    item.stash[LIMIT] = settings.timeout
     return True
 
 

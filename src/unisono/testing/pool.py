@@ -6,7 +6,6 @@ A rank that has died or hung is replaced before the next test; the groups of all
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import math
@@ -15,34 +14,33 @@ import re
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from multiprocessing import Pipe, reduction
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
 
 import pytest
 
 from unisono.engine.base.timeouts import LONGEST_S
 from unisono.engine.environment import env
-from unisono.testing.channel import Channel, pair
+from unisono.testing import Run
 from unisono.testing.marker import Settings, settings
 from unisono.testing.merge import Outcome, merged
-from unisono.testing.rank import END_S, STACKS
-
-if TYPE_CHECKING:
-    from typing import BinaryIO
+from unisono.testing.rank import END_S, STACKS, hear, say
 
 LIMIT_S = 300.0  # of a test, where neither the marker nor pytest-timeout says one
 GRACE_S = 5.0  # for the other ranks, once one has not passed
 STACKS_S = 0.5  # for a rank that hangs to write its stacks
-ANSWER_S = 60.0  # for the template to import what conftest files do
+ANSWER_S = 60  # for the template to import what conftest files do, and for the rest of a message
 
 SHARE = 0.8
 """Of a test's limit, the timeout of its groups: their own Timeout, which names the late rank, comes first."""
 
-MOST_OUTPUT_NBYTES = 64 << 10
+MOST_OUTPUT_NBYTES = 16 << 10
 """Of what a rank prints in a test, the last bytes that its report shows."""
 
 _OF_PYTEST = re.compile(r'File ".*/(_pytest|pluggy|unisono/testing)/|File "<frozen runpy>')
@@ -50,65 +48,51 @@ _IMPORTED_ONCE = ("torch", "torch.distributed", "unisono.torch")
 """Where the tests have imported them, too. The engine, and NumPy, are always."""
 
 _NO_OPTIONS = {
-    "capture": "no", "collectonly": False, "deselect": None, "dist": "no", "distload": False,
-    "failedfirst": False, "keyword": "", "lf": False, "looponfail": False, "markexpr": "", "maxfail": 0,
-    "newfirst": False, "no_cov": True, "numprocesses": None, "stepwise": False, "trace": False, "tx": [],
-    "usepdb": False, "xmlpath": None,
+    "collectonly": False, "deselect": None, "dist": "no", "distload": False, "failedfirst": False,
+    "keyword": "", "lf": False, "looponfail": False, "markexpr": "", "maxfail": 0, "newfirst": False,
+    "no_cov": True, "numprocesses": None, "stepwise": False, "trace": False, "tx": [], "usepdb": False,
+    "xmlpath": None,
 }  # fmt: skip
 """What pytest itself does with all tests, and not a rank."""
 
 
 class Rank(NamedTuple):
-    """A process. `out` is None where pytest captures nothing."""
+    """A process. `files`: the beginning of the names of its files."""
 
     number: int
     pid: int
     pidfd: int
-    channel: Channel
-    out: BinaryIO | None
-    stacks: BinaryIO
+    channel: Connection
+    files: str
 
     def close(self) -> None:
         """Close what this process has of it."""
         os.close(self.pidfd)
         self.channel.close()
-        for file in (self.out, self.stacks):
-            if file is not None:
-                file.close()
 
-    def said(self, wait_s: float | None = 0) -> dict[str, Any] | None:
-        """Its next message; None if it has died. wait_s: None waits until either."""
-        with selectors.DefaultSelector() as selector:
-            for one in (self.channel, self.pidfd):
-                selector.register(one, selectors.EVENT_READ)
-            ready = [key.fileobj for key, _ in selector.select(wait_s)]
-        return self.channel.receive() if self.channel in ready else None
+    def said(self, timeout_s: float | None = 0) -> dict[str, Any] | None:
+        """Its next message; None if it has died. timeout_s: None waits until either."""
+        return hear(self.channel) if self.channel in wait([self.channel, self.pidfd], timeout_s) else None
 
-    def printed(self) -> str:
-        """What it has printed in this test: the end of it, if it is much."""
-        if self.out is None:
-            return ""
-        size = os.fstat(self.out.fileno()).st_size
-        left_out = max(size - MOST_OUTPUT_NBYTES, 0)
-        text = os.pread(self.out.fileno(), MOST_OUTPUT_NBYTES, left_out).decode(errors="replace")
+    def read(self, kind: str) -> str:
+        """What it has written in this test, "out" or "stacks": the end of it, if it is much."""
+        with open(f"{self.files}.{kind}", "rb") as file:
+            left_out = max(os.fstat(file.fileno()).st_size - MOST_OUTPUT_NBYTES, 0)
+            file.seek(left_out)
+            text = file.read().decode(errors="replace")
         return f"[{left_out} bytes before are left out]\n{text}" if left_out else text
 
     def where(self) -> str:
-        """The stacks of its threads."""
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{self.pid}/stat") as stat:
-                if stat.read().rpartition(")")[2].split()[0] in "tT":
-                    return "(it is stopped, by SIGSTOP or a debugger)\n"
-            os.kill(self.pid, STACKS)
-        end, before = time.monotonic() + STACKS_S, 0
-        while time.monotonic() < end:
+        """The stacks of its threads, without pytest's frames."""
+        with open(f"/proc/{self.pid}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] in "tT":
+                return "it is stopped, by SIGSTOP or a debugger\n"
+        os.kill(self.pid, STACKS)
+        end, before, found = time.monotonic() + STACKS_S, "", ""
+        while time.monotonic() < end and not (found and found == before):
             time.sleep(0.02)
-            size = os.fstat(self.stacks.fileno()).st_size
-            if size and size == before:
-                break
-            before = size
-        lines = os.pread(self.stacks.fileno(), MOST_OUTPUT_NBYTES, 0).decode(errors="replace").splitlines(True)
-        return "".join(line for line in lines if not _OF_PYTEST.search(line))
+            before, found = found, self.read("stacks")
+        return "".join(line for line in found.splitlines(True) if not _OF_PYTEST.search(line))
 
 
 class Pool:
@@ -116,15 +100,15 @@ class Pool:
 
     def __init__(self, config: pytest.Config, gpus: int) -> None:
         self._config = config
-        self._base = config._tmp_path_factory.getbasetemp() / f"ranks{gpus}-{id(self)}"  # type: ignore[attr-defined]
-        self._base.mkdir()
+        folder = config._tmp_path_factory.mktemp("ranks")  # type: ignore[attr-defined]
+        self._names = (f"{folder}/{number}" for number in itertools.count())
         self._ranks: dict[int, Rank] = {}
-        self._forked = 0
-        self._tests = 0
         self._generation = 0
         self._broken = False
-        self._debug = bool(config.option.usepdb)
-        self._control, theirs = pair(ANSWER_S)
+        streams = (f"/proc/{os.getpid()}/fd/0", f"/proc/{os.getpid()}/fd/1")
+        self._debug = streams if config.option.usepdb else ()
+        self.dead = False
+        self._control, theirs = _pipe()
         self._template = subprocess.Popen(
             [sys.executable, "-m", "unisono.testing.rank", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -135,37 +119,37 @@ class Pool:
         )
         theirs.close()
         try:
-            self._ask(_session(config, gpus))
+            self._ask(**_session(config, gpus))
         except BaseException:
             self._kill()
             raise
 
     def run(self, item: pytest.Item, chosen: Settings, limit_s: float, keep: int) -> list[Outcome]:
         """Run a test on the first ranks; how each of them ended, in order."""
-        self._tests += 1
-        if self._broken:
-            self._generation += 1
-            self._broken = False
-        request: dict[str, Any] = {
-            "nodeid": item.nodeid,
-            "path": str(item.path),
-            "generation": self._generation,
-            "keep": keep,
-            "debug": self._debug,
-            "folder": str(self._base / f"test{self._tests}"),
-        }
+        self._generation += self._broken
+        self._broken = False
         limit_s = math.inf if self._debug else limit_s
-        meeting = str(self._base / f"meeting{self._tests}")
         try:
             ranks = [self._ranks.get(number) or self._fork(number) for number in range(chosen.ranks)]
-            until = time.time() + SHARE * min(limit_s, LONGEST_S)
-            shared = (chosen.hosts, chosen.backend, until, meeting, _free_port())
+            run = Run(
+                nodeid=item.nodeid,
+                path=str(item.path),
+                rank=0,
+                ranks=chosen.ranks,
+                hosts=chosen.hosts,
+                backend=chosen.backend,
+                generation=self._generation,
+                keep=keep,
+                until=time.time() + SHARE * min(limit_s, LONGEST_S),
+                folder=next(self._names),
+                port=_free_port(),
+                debug=self._debug,
+            )
             for rank in ranks:
-                for file in (rank.out, rank.stacks):
-                    if file is not None:
-                        os.ftruncate(file.fileno(), 0)
+                for kind in ("out", "stacks"):
+                    os.truncate(f"{rank.files}.{kind}", 0)
                 with contextlib.suppress(OSError):  # it has died; its end is found below
-                    rank.channel.send({**request, "run": (rank.number, chosen.ranks, *shared)})
+                    say(rank.channel, run=run._replace(rank=rank.number))
             found = self._await(ranks, limit_s)
         except BaseException:
             self._kill()
@@ -177,30 +161,25 @@ class Pool:
         errors = []
         for rank in self._ranks.values():
             with contextlib.suppress(OSError):
-                rank.channel.send({"end": True})
+                say(rank.channel, end=True)
         for rank in self._ranks.values():
-            said = rank.channel.receive()
-            if said is None or said["error"]:
-                errors.append(f"rank {rank.number} at its end: {said['error'] if said else rank.printed()}")
+            said = rank.said(END_S)
+            error = rank.read("out") if said is None else said["error"]
+            errors += [f"rank {rank.number}, at the end of its session: {error}"] if error or not said else []
         self._kill(END_S)
         return errors
 
-    @property
-    def closed(self) -> bool:
-        """Whether its processes have ended."""
-        return self._template.returncode is not None
-
     def _await(self, ranks: list[Rank], limit_s: float) -> dict[int, Outcome]:
         found: dict[int, Outcome] = {}
-        started = time.monotonic()
-        deadline, why = started + limit_s, f"it had not ended after {limit_s:g} s, the limit of the test"
+        deadline, hung = time.monotonic() + limit_s, "limit"
+        why = f"it had not ended after {limit_s:g} s, the limit of the test"
         with selectors.DefaultSelector() as selector:
             for rank in ranks:
                 selector.register(rank.channel, selectors.EVENT_READ, rank)
                 selector.register(rank.pidfd, selectors.EVENT_READ, rank)
             while len(found) < len(ranks):
-                wait = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0)
-                ready = {key.data.number: key.data for key, _ in selector.select(wait)}
+                left_s = None if math.isinf(deadline) else max(deadline - time.monotonic(), 0)
+                ready = {key.data.number: key.data for key, _ in selector.select(left_s)}
                 for number, rank in ready.items():
                     said = rank.said()
                     if said is not None and "debug" in said:
@@ -211,79 +190,67 @@ class Pool:
                     found[number] = self._ended(rank) if said is None else self._answered(rank, said)
                     grace = time.monotonic() + GRACE_S
                     if not found[number].passed and grace < deadline and not self._debug:
-                        deadline = grace
+                        deadline, hung = grace, "grace"
                         why = f"it had not ended {GRACE_S:g} s after rank {number} had"
                 if not ready and time.monotonic() >= deadline:
-                    late = [rank for rank in ranks if rank.number not in found]
-                    stacks = [rank.where() for rank in late]
-                    for rank, stack in zip(late, stacks, strict=True):
-                        found[rank.number] = self._ended(rank, why, stack)
+                    late = [(rank, rank.where()) for rank in ranks if rank.number not in found]
+                    for rank, stacks in late:
+                        found[rank.number] = self._ended(rank, why, hung, stacks)
         return found
 
     def _answered(self, rank: Rank, said: dict[str, Any]) -> Outcome:
-        self._broken |= said["spoiled"]
+        self._broken |= said.pop("spoiled")
         deserialize = self._config.hook.pytest_report_from_serializable
-        return Outcome(
-            rank.number,
-            rank.pid,
-            [deserialize(config=self._config, data=data) for data in said["reports"]],
-            warnings=said["warnings"],
-            printed=rank.printed(),
-            missing=said["missing"],
-            leave=said["exit"],
-        )
+        said["reports"] = [deserialize(config=self._config, data=data) for data in said["reports"]]
+        return Outcome(rank.number, rank.pid, printed=rank.read("out"), **said)
 
-    def _ended(self, rank: Rank, hung: str = "", stacks: str = "") -> Outcome:
+    def _ended(self, rank: Rank, why: str = "", hung: str = "", stacks: str = "") -> Outcome:
         """Kill a rank, or find how it has died."""
         self._broken = True
         del self._ranks[rank.number]
-        code = self._ask({"end": rank.pid})["status"]
-        died = hung or (
-            f"it was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"it ended with exit code {code} in the middle of the test"
-        )
-        printed = rank.printed()
         rank.close()
-        return Outcome(rank.number, rank.pid, printed=printed, died=died, hung=bool(hung), stacks=stacks)
+        code = self._ask(end=rank.pid)["status"]
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        died = why or f"it {how} in the middle of the test"
+        return Outcome(rank.number, rank.pid, printed=rank.read("out"), died=died, hung=hung, stacks=stacks)
 
     def _lend_terminal(self, rank: Rank, error: str) -> None:
         """Let a rank debug its error on the terminal of pytest, one rank at a time."""
-        capture = self._config.pluginmanager.get_plugin("capturemanager")
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
         capture.suspend_global_capture(in_=True)
-        try:
-            print(f"\nrank {rank.number} (pid {rank.pid}) failed: {error}", flush=True)  # noqa: T201
-            rank.channel.send({"terminal": True}, [0, 1])
-            rank.said(None)
-        finally:
-            capture.resume_global_capture()
+        print(f"\nrank {rank.number} (pid {rank.pid}) failed: {error}", flush=True)  # noqa: T201
+        say(rank.channel, terminal=True)
+        rank.said(None)
+        capture.resume_global_capture()
 
     def _fork(self, number: int) -> Rank:
-        ours, theirs = pair(END_S)
-        captured = self._config.option.capture != "no"
-        out = _file() if captured else None
-        stacks = _file()
-        outputs = [out.fileno(), out.fileno()] if out is not None else [1, 2]
-        self._forked += 1
-        request = {"fork": number, "basetemp": str(self._base / f"rank{number}-{self._forked}")}
-        pid = self._ask(request, [theirs.fileno(), *outputs, stacks.fileno()])["pid"]
+        ours, theirs = _pipe()
+        files = next(self._names)
+        for kind in ("out", "stacks"):
+            open(f"{files}.{kind}", "wb").close()
+        say(self._control, files=files)
+        reduction.send_handle(self._control, theirs.fileno(), self._template.pid)
         theirs.close()
-        self._ranks[number] = Rank(number, pid, os.pidfd_open(pid), ours, out, stacks)
+        pid = self._told()["pid"]
+        self._ranks[number] = Rank(number, pid, os.pidfd_open(pid), ours, files)
         return self._ranks[number]
 
-    def _ask(self, request: dict[str, Any], descriptors: list[int] | None = None) -> dict[str, Any]:
-        self._control.send(request, descriptors or [])
-        answer = self._control.receive()
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        say(self._control, **request)
+        return self._told()
+
+    def _told(self) -> dict[str, Any]:
+        answer = hear(self._control)
         if answer is None or "error" in answer:
-            why = answer["error"] if answer else f"it has ended, or has not answered for {ANSWER_S:g} s"
+            why = answer["error"] if answer else f"it has ended, or has not answered for {ANSWER_S} s"
             raise RuntimeError(f"the process that ranks are forked from has failed: {why}")
         return answer
 
     def _kill(self, grace_s: float = 0.0) -> None:
         """End all processes, those that tests have started included."""
+        self.dead = True
         for rank in self._ranks.values():
             rank.close()
-        self._ranks.clear()
         self._control.close()
         pid, end = self._template.pid, time.monotonic() + grace_s
         while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) and time.monotonic() < end:
@@ -293,85 +260,69 @@ class Pool:
         self._template.wait()
 
 
-class Pools:
+class Pools(dict[int, Pool]):
     """The pools of a pytest process, by the number of their virtual GPUs; made when a test needs them."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._made: dict[int, Pool] = {}
 
-    def get(self, gpus: int) -> Pool:
-        """The pool of ranks with so many virtual GPUs."""
-        if gpus not in self._made or self._made[gpus].closed:
-            self._made[gpus] = Pool(self._config, gpus)
-        return self._made[gpus]
+    def run_test(self, item: pytest.Item, nextitem: pytest.Item | None, limit_s: float | None) -> None:
+        """Run a marked test, and log its reports."""
+        outcomes: list[Outcome] = []
+
+        def run() -> None:
+            chosen = settings(item)
+            gpus = chosen.virtual_gpus or self._config.option.virtual_gpus
+            if gpus not in self or self[gpus].dead:
+                self[gpus] = Pool(self._config, gpus)
+            limit = chosen.timeout or limit_s or LIMIT_S
+            outcomes.extend(self[gpus].run(item, chosen, limit, _shared(item, nextitem)))
+
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        ran = pytest.CallInfo.from_call(run, "setup")
+        # What earlier tests have set up in this process, and the next one does not need.
+        end = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), "teardown")
+        reports = merged(item, outcomes)
+        reports += [pytest.TestReport.from_item_and_call(item, call) for call in (ran, end) if call.excinfo]
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        for text in dict.fromkeys(json.dumps(each) for one in outcomes for each in one.warnings):
+            self._warn(item.nodeid, **json.loads(text))
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        for one in outcomes:
+            if one.leave:
+                pytest.exit(f"rank {one.rank}: {one.leave}")
 
     def close(self) -> None:
         """End all ranks."""
-        for pool in self._made.values():
-            for error in () if pool.closed else pool.close():
-                found = warnings.WarningMessage(error, UserWarning, __file__, 0)
-                _record(self._config, found, "", "runtest")
+        for pool in self.values():
+            for error in () if pool.dead else pool.close():
+                self._warn("", "builtins", "UserWarning", error, "runtest", __file__, 0)
 
-
-def run_test(pools: Pools, item: pytest.Item, nextitem: pytest.Item | None, limit_s: float | None) -> None:
-    """Run a marked test, and log its reports."""
-    outcomes: list[Outcome] = []
-
-    def run() -> None:
-        chosen = settings(item)
-        pool = pools.get(chosen.virtual_gpus or item.config.option.virtual_gpus)
-        limit = chosen.timeout or limit_s or LIMIT_S
-        outcomes.extend(pool.run(item, chosen, limit, _shared(item, nextitem)))
-
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    ran = pytest.CallInfo.from_call(run, "setup")
-    # What earlier tests have set up in this process, and the next one does not need.
-    end = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), "teardown")
-    reports = merged(item, outcomes)
-    reports += [pytest.TestReport.from_item_and_call(item, call) for call in (ran, end) if call.excinfo]
-    for report in reports:
-        item.ihook.pytest_runtest_logreport(report=report)
-    for text in dict.fromkeys(json.dumps(each) for one in outcomes for each in one.warnings):
-        _warn_again(item, json.loads(text))
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    for one in outcomes:
-        if one.leave:
-            pytest.exit(f"rank {one.rank}: {one.leave}")
+    def _warn(
+        self, nodeid: str, module: str, category: str, message: str, when: Any, filename: str, lineno: int
+    ) -> None:
+        """Report a warning of a rank as one of this process."""
+        kind = getattr(sys.modules.get(module), category, UserWarning)
+        found = warnings.WarningMessage(message, kind, filename, lineno)
+        how = {"warning_message": found, "nodeid": nodeid, "when": when, "location": None}
+        self._config.hook.pytest_warning_recorded.call_historic(kwargs=how)
 
 
 def _shared(item: pytest.Item, nextitem: pytest.Item | None) -> int:
     """How many nodes of a test's chain, from the session on, the next test of ranks is in, too."""
-    if "workerinput" not in vars(item.config):
-        later = iter(item.session.items)
-        next(one for one in later if one is item)
-        nextitem = next((one for one in later if one.get_closest_marker("ranks")), None)
-    if nextitem is None:
-        return 0
-    pairs = zip(item.listchain()[:-1], nextitem.listchain(), strict=False)
+    if not hasattr(item.config, "workerinput"):  # a worker of pytest-xdist knows only the next test
+        later = itertools.dropwhile(lambda one: one is not item, item.session.items)
+        nextitem = next((one for one in list(later)[1:] if one.get_closest_marker("ranks")), None)
+    chain = nextitem.listchain() if nextitem is not None else []
+    pairs = zip(item.listchain()[:-1], chain, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
-
-
-def _warn_again(item: pytest.Item, said: dict[str, Any]) -> None:
-    """Report a warning of a rank as one of this process."""
-    kind = getattr(sys.modules.get(said["module"]), said["category"], UserWarning)
-    _record(
-        item.config,
-        warnings.WarningMessage(said["message"], kind, said["filename"], said["lineno"]),
-        item.nodeid,
-        said["when"],
-    )
-
-
-def _record(config: pytest.Config, found: warnings.WarningMessage, nodeid: str, when: Any) -> None:
-    how = {"warning_message": found, "nodeid": nodeid, "when": when, "location": None}
-    config.hook.pytest_warning_recorded.call_historic(kwargs=how)
 
 
 def _session(config: pytest.Config, gpus: int) -> dict[str, Any]:
     """What a rank's session begins with: the settings and the options of this one."""
     options = {name: value for name, value in vars(config.option).items() if _plain(value)}
-    known = {name: value for name, value in _NO_OPTIONS.items() if name in vars(config.option)}
+    known = {name: value for name, value in _NO_OPTIONS.items() if name in options}
     plugins = [*config.option.plugins, "no:terminal", "no:timeout"]
     return {
         "path": sys.path,
@@ -399,10 +350,11 @@ def _environ(gpus: int, options: Any) -> dict[str, str]:
     return environ
 
 
-def _file() -> BinaryIO:
-    file = tempfile.TemporaryFile()  # noqa: SIM115  (closed with its rank)
-    fcntl.fcntl(file.fileno(), fcntl.F_SETFL, os.O_APPEND)  # it can be emptied at any time
-    return file
+def _pipe() -> tuple[Connection, Connection]:
+    ours, theirs = Pipe()
+    with socket.socket(fileno=os.dup(ours.fileno())) as end:  # a process may be stopped within a message
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", ANSWER_S, 0))
+    return ours, theirs
 
 
 def _free_port() -> int:
