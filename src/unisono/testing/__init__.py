@@ -1,24 +1,21 @@
 """The plugin of pytest: `@pytest.mark.ranks(4)` runs a test on four ranks. docs/testing.md is for users.
 
-    plugin.py    what pytest loads: options, fixtures, hooks; it imports the others when a test needs them
-    marker.py    the arguments of the marker
-    pool.py      in pytest's process: starts ranks, gives them a test, waits, ends those that hang
-    rank.py      a rank: a pytest session that runs the tests it is given
-    groups.py    the groups of a rank, kept from test to test
-    merge.py     one report from those of the ranks
+plugin.py    what pytest loads: options, fixtures, hooks; it imports the others when a test needs them
+marker.py    the arguments of the marker
+pool.py      in pytest's process: starts ranks, gives them a test, waits, ends those that hang
+rank.py      a rank: a pytest session that runs the tests it is given
+groups.py    the groups of a rank, kept from test to test
+merge.py     one report from those of the ranks
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-if TYPE_CHECKING:
-    from unisono.testing.groups import Groups
-
-GROUPS = pytest.StashKey["Groups"]()
-"""The groups of this process, in a rank only."""
+GROUPS: pytest.StashKey[Any] = pytest.StashKey()
+"""The `groups.Groups` of this process, in a rank only."""
 
 
 class Run(NamedTuple):

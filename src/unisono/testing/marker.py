@@ -62,7 +62,7 @@ def settings(item: pytest.Item) -> Settings:
         virtual_gpus=whole(chosen.virtual_gpus, "virtual_gpus", 0, 64),
     )
     if chosen.ranks % chosen.hosts:
-        raise ValueError(f"ranks: {chosen.ranks} ranks cannot be on {chosen.hosts} hosts with as many on each")
+        raise ValueError(f"ranks: {chosen.ranks} ranks are no multiple of {chosen.hosts} hosts")
     if chosen.backend not in BACKENDS:
         expected = ", ".join(BACKENDS)
         raise ValueError(message("ranks: backend", observed=repr(chosen.backend), expected=expected))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -75,26 +74,26 @@ def merged(item: pytest.Item, outcomes: list[Outcome]) -> list[pytest.TestReport
 def _report(
     item: pytest.Item, when: Any, found: list[tuple[Outcome, Any]], dead: list[Outcome], all_: list[Outcome]
 ) -> pytest.TestReport:
+    """One report. A failure comes before a skip; what follows from another rank's error decides nothing."""
     size = len(all_)
-    failed = [(one, report) for one, report in found if report.failed]
     xfailed = [report for _, report in found if report.skipped and hasattr(report, "wasxfail")]
     skipped = [(one, report) for one, report in found if report.skipped and not hasattr(report, "wasxfail")]
-    if xfailed:  # other ranks need not fail
-        failed = [(one, report) for one, report in failed if "[XPASS(strict)]" not in str(report.longrepr)]
-    causes = [_of_report(one, report, size) for one, report in failed if not _follows(report)]
+    causes = [_of_end(one, size) for one in dead if one.hung == "limit"]
     causes += [_of_end(one, size) for one in dead if not one.hung]
-    causes = [_of_end(one, size) for one in dead if one.hung == "limit"] + causes
+    follow: list[_Failure] = []
+    for one, report in found:
+        if report.failed and not (xfailed and "[XPASS(strict)]" in str(report.longrepr)):
+            follows = getattr(report, "consequence", False)
+            (follow if follows else causes).append(_of_report(one, report, size))
     late = [_of_end(one, size) for one in dead if one.hung == "grace"]
-    follow = [_of_report(one, report, size) for one, report in failed if _follows(report)]
-    kind = type(found[0][1]) if found else pytest.TestReport
-    excused = (xfailed or skipped) and not causes
-    outcome, longrepr = "passed", None
-    if (causes or late or follow) and not excused:
-        shown = causes + late or follow
-        outcome, longrepr = "failed", _longrepr(shown, follow if causes + late else [])
-    elif excused:
-        outcome, longrepr = "skipped", (xfailed or [_skip(skipped, size)])[0].longrepr
-    made = kind(
+    outcome: Any = "passed"
+    longrepr: Any = None
+    if not causes and (xfailed or skipped):
+        outcome, longrepr = "skipped", xfailed[0].longrepr if xfailed else _reason(skipped, size)
+    elif causes or late or follow:
+        outcome, longrepr = "failed", _longrepr(causes + late or follow, follow if causes + late else [])
+    said = [tuple(pair) for _, report in found for pair in report.user_properties]
+    made = (type(found[0][1]) if found else pytest.TestReport)(
         nodeid=item.nodeid,
         location=item.location,
         keywords=dict.fromkeys(item.keywords, 1),
@@ -105,7 +104,9 @@ def _report(
         duration=max((report.duration for _, report in found), default=0.0),
         start=min((report.start for _, report in found), default=0.0),
         stop=max((report.stop for _, report in found), default=0.0),
-        user_properties=_unique(pair for _, report in found for pair in map(tuple, report.user_properties)),
+        user_properties=list(
+            dict.fromkeys(tuple(pair) for _, each in found for pair in each.user_properties)
+        ),
     )
     for name in ("context", "wasxfail"):
         values = [getattr(report, name) for _, report in found if hasattr(report, name)]
@@ -114,39 +115,32 @@ def _report(
     return made
 
 
-def _follows(report: Any) -> bool:
-    return bool(getattr(report, "consequence", False))
-
-
-def _skip(skipped: list[tuple[Outcome, Any]], size: int) -> Any:
+def _reason(skipped: list[tuple[Outcome, Any]], size: int) -> Any:
+    """Where and why the first of these ranks has skipped the test."""
     one, report = skipped[0]
-    if isinstance(report.longrepr, (list, tuple)):
-        path, line, reason = report.longrepr
-        some = f" (rank {one.rank} of {size})" if len(skipped) < size else ""
-        report.longrepr = (path, line, f"{reason}{some}")
-    return report
+    path, line, reason = report.longrepr
+    return path, line, f"{reason} (rank {one.rank} of {size})" if len(skipped) < size else reason
 
 
 def _of_report(one: Outcome, report: Any, size: int) -> _Failure:
     where = f"rank {one.rank} of {size} (pid {one.pid})"
-    longrepr = report.longrepr
-    crash = getattr(longrepr, "reprcrash", None)
-    if not hasattr(longrepr, "reprtraceback"):
+    longrepr, crash = report.longrepr, getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
         text = str(longrepr).strip("\n")
-        first, _, last = text.partition("\n")[0], "", text.rpartition("\n")[2]
-        return _Failure(where, text, first if report.when != "call" else last, [_text(text + "\n")])
+        headline = text.partition("\n")[0] if report.when != "call" else text.rpartition("\n")[2]
+        return _Failure(where, text, headline, [_text(text + "\n")])
     chain = list(getattr(longrepr, "chain", None) or [(longrepr.reprtraceback, crash, None)])
-    said = crash.message.partition("\n")[0] if crash is not None else str(longrepr).strip().rpartition("\n")[2]
-    place = (crash.path, crash.lineno, crash.message) if crash is not None else str(longrepr)
-    return _Failure(where, getattr(report, "fault", "") or place, said, chain, crash)
+    key = getattr(report, "fault", "") or (crash.path, crash.lineno, crash.message)
+    return _Failure(where, key, crash.message.partition("\n")[0], chain, crash)
 
 
 def _of_end(one: Outcome, size: int) -> _Failure:
-    said = one.died or one.missing.strip().rpartition("\n")[2]
     stacks = f"Its stacks then:\n{one.stacks or '(it wrote none)'}\n" if one.hung else ""
-    missing = f"{one.missing}\n" if one.missing else ""
+    text = f"{one.missing}\n" if one.missing else stacks
     where = f"rank {one.rank} of {size} (pid {one.pid})"
-    return _Failure(where, (one.died or one.missing, stacks), said, [_text(missing + stacks)])
+    return _Failure(
+        where, (one.died, text), one.died or one.missing.strip().rpartition("\n")[2], [_text(text)]
+    )
 
 
 def _longrepr(causes: list[_Failure], follow: list[_Failure]) -> ExceptionChainRepr:
@@ -178,11 +172,3 @@ def _sections(found: list[tuple[Outcome, Any]], all_: list[Outcome]) -> list[tup
     for one, report in found:
         sections += [(f"{name} of rank {one.rank}", text) for name, text in report.sections]
     return [(name, text) for name, text in sections if text]
-
-
-def _unique(pairs: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
-    for pair in pairs:
-        if pair not in found:
-            found.append(pair)
-    return found

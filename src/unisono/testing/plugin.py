@@ -24,7 +24,7 @@ MARKER = """\
 ranks(n, *, hosts=1, virtual_gpus=0, backend="unisono", timeout=None): run the test on n ranks; \
 n, hosts and backend may be lists, of which each value makes a test. See docs/testing.md of Unisono."""
 
-POOLS = pytest.StashKey["Pools"]()
+POOLS: pytest.StashKey[Pools] = pytest.StashKey()
 LIMIT = pytest.StashKey[float]()
 _ASKS = re.compile(r"""getfixture\(\s*["'](group|rank|process_group)["']""")
 
@@ -88,7 +88,7 @@ def process_group(request: pytest.FixtureRequest) -> Any:
 
 
 def _groups(request: pytest.FixtureRequest) -> Groups:
-    groups = request.config.stash.get(GROUPS, None)
+    groups: Groups | None = request.config.stash.get(GROUPS, None)
     if groups is None:
         pytest.fail(f"the fixture {request.fixturename!r} needs @pytest.mark.ranks(n)", pytrace=False)
     return groups

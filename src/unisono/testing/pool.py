@@ -47,7 +47,7 @@ _OF_PYTEST = re.compile(r'File ".*/(_pytest|pluggy|unisono/testing)/|File "<froz
 _IMPORTED_ONCE = ("torch", "torch.distributed", "unisono.torch")
 """Where the tests have imported them, too. The engine, and NumPy, are always."""
 
-_NO_OPTIONS = {
+_NO_OPTIONS: dict[str, Any] = {
     "collectonly": False, "deselect": None, "dist": "no", "distload": False, "failedfirst": False,
     "keyword": "", "lf": False, "looponfail": False, "markexpr": "", "maxfail": 0, "newfirst": False,
     "no_cov": True, "numprocesses": None, "stepwise": False, "trace": False, "tx": [], "usepdb": False,

@@ -110,6 +110,8 @@ def _live(config: pytest.Config, channel: Connection, files: str) -> None:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # ranks are no copies of each other
         config.option.basetemp = files
+        if not hasattr(config, "workerinput"):  # plugins leave reports to pytest's own process, as with xdist
+            config.workerinput = {"workerid": "master"}  # type: ignore[attr-defined]
         config.pluginmanager.register(_Rank(config, channel), "unisono_rank")
         status = config.hook.pytest_cmdline_main(config=config)
         threading._shutdown()  # type: ignore[attr-defined]
@@ -163,7 +165,8 @@ class _Rank:
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Any:
         """Say whether an error follows from another rank's, and let no other rank wait for this one."""
         excinfo: Any = call.excinfo
-        if excinfo is not None and isinstance(excinfo.value, UnisonoError) and not self._config.option.fulltrace:
+        ours = excinfo is not None and isinstance(excinfo.value, UnisonoError)
+        if ours and not self._config.option.fulltrace:
             # The frames of the test, as the launcher shows them.
             outside = [entry for entry in excinfo.traceback if not str(entry.path).startswith(_PACKAGE)]
             excinfo.traceback = type(excinfo.traceback)(outside or excinfo.traceback)
@@ -279,7 +282,7 @@ def main() -> None:
     control = Connection(int(sys.argv[1]))
     try:
         template(control)
-    except BaseException:  # noqa: BLE001  (the other end tells it)
+    except BaseException:
         say(control, error=traceback.format_exc())
         raise
 

@@ -1,0 +1,17 @@
+"""Writes the reports of a run, as lines of JSON, to the file that REPORTS names."""
+
+import json
+import os
+
+
+class Reports:
+    def pytest_runtest_logreport(self, report):
+        said = [report.nodeid.partition("::")[2], report.when, report.outcome, str(report.longrepr or "")]
+        sections = "".join(f"{name}\n{text}" for name, text in report.sections)
+        with open(os.environ["REPORTS"], "a") as file:
+            file.write(json.dumps([*said, sections, getattr(report, "wasxfail", None)]) + "\n")
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Reports())

@@ -1,0 +1,267 @@
+"""`@pytest.mark.ranks`: pytest runs the suites of this folder, and what it reports is compared."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from effort import HANG_S
+from launching import wait_until
+from loops import each
+
+SUITES = Path(__file__).with_name("suites")
+QUIET = [
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:randomly",
+    "-c",
+    str(SUITES / "pytest.ini"),
+    "--confcutdir",
+    str(SUITES),
+]
+
+
+class Ran(NamedTuple):
+    """A run of pytest: its text, and of each test its phases, (outcome, reason, output, xfail)."""
+
+    code: int
+    text: str
+    reports: dict[str, list[list[str]]]
+
+    def outcome(self, test: str) -> str:
+        """The worst of the phases of a test."""
+        found = [outcome for _, outcome, *_ in self.reports[test]]
+        return next((one for one in ("failed", "skipped") if one in found), "passed")
+
+    def said(self, test: str) -> str:
+        """Reasons and output of a test."""
+        return "\n".join(f"{reason}\n{output}" for _, _, reason, output, _ in self.reports[test])
+
+
+def command(suite: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", *QUIET, str(SUITES / f"{suite}.py"), *words]
+
+
+def environ(folder: Path) -> dict[str, str]:
+    names = {"REPORTS": str(folder / "reports"), "LOG": str(folder / "log")}
+    return {**os.environ, **names, "PYTEST_ADDOPTS": f"--basetemp={folder}/tests"}
+
+
+def ran(folder: Path, suite: str, *words: str) -> Ran:
+    done = subprocess.run(
+        command(suite, *words), env=environ(folder), capture_output=True, text=True, timeout=HANG_S
+    )
+    reports: dict[str, list[list[str]]] = {}
+    written = folder / "reports"
+    for line in written.read_text().splitlines() if written.exists() else ():
+        test, *phase = json.loads(line)
+        reports.setdefault(test, []).append(phase)
+    return Ran(done.returncode, done.stdout + done.stderr, reports)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    return ran(tmp_path_factory.mktemp("outcomes"), "outcomes")
+
+
+# The outcome of each test, and what its report says, in this order.
+EXPECTED = {
+    "test_sum": "passed",
+    "test_lists[1-ranks-1]": "passed",
+    "test_lists[3-ranks-5]": "passed",
+    "test_hosts": "passed",
+    "test_assertion": r"failed ^=== rank 1 of 2 .*rank 1 is wrong.*assert 1 == 0.*=== rank 0 of 2 .* then failed, too: "
+    r".*Aborted: barrier failed: rank 1 aborted the group because of AssertionError.*rank 1 prints this",
+    "test_mismatch": r"failed ^=== rank 0 of 3 .*Mismatch.*likewise rank 1 of 3.*, rank 2 of 3.*"
+    r"rank 0  #1 all_reduce\(float64\[4\].* at .*outcomes.py:\d+.*rank 2  #1 barrier",
+    "test_expected_mismatch": "passed",
+    "test_one_call_more": r"failed ^=== rank 0 .*Mismatch: ranks called different.*likewise rank 1.*broadcast\(",
+    "test_message_left": "failed rank 0 has not received a message of rank 1: tag 7, 32 bytes",
+    "test_exit": r"failed ^=== rank 1 of 3 .*ended with exit code 3.*=== rank 0 .*=== rank 2 .*last words",
+    "test_killed": r"failed ^=== rank 2 of 3 .*was killed by SIGKILL.*PeerLost",
+    "test_hang": r"failed ^=== rank 1 of 2 .*after 3 s, the limit.*outcomes.py\", line \d+ in test_hang.*"
+    r"=== rank 0 .*Timeout: barrier timed out.*rank 1 never arrived.*outcomes.py:\d+ in test_hang",
+    "test_stopped": "failed ^=== rank 1 of 2 .*after 3 s.*it is stopped",
+    "test_limit_of_pytest_timeout": "failed after 3 s, the limit.* in test_limit_of_pytest_timeout",
+    "test_works_again": "passed",
+    "test_skip_of_one": r"skipped not here \(rank 1 of 2\)",
+    "test_skipif": "skipped nowhere",
+    "test_xfail_of_one": "skipped the known one",
+    "test_xpass": r"failed XPASS\(strict\)\] mended",
+    "test_much_output": r"failed ^=== rank 0 of 2 .*Captured output of rank 0.*\d{7} bytes before are left out.*the end of 0",
+    "test_subtests": "failed contains 1 failed subtest",
+    "test_fixture_of_one_fails": "failed ^=== rank 1 of 2 .*no such thing",
+    "test_warning": "passed",
+    "test_every_rank_differs": "failed ^=== rank 0 .*assert 0 == 9.*=== rank 1 .*assert 1 == 9.*=== rank 2 .*assert 2 == 9",
+    "test_closes_the_group": "passed",
+    "test_group_is_new": "passed",
+    "test_without_marker": r"failed the fixture 'group' needs @pytest.mark.ranks\(n\)",
+}  # fmt: skip
+
+
+@each("test", EXPECTED)
+def test_report(test: str, outcomes: Ran) -> None:
+    outcome, _, words = EXPECTED[test].partition(" ")
+    said = outcomes.said(test).strip()
+    assert outcomes.outcome(test) == outcome, said
+    assert re.search(words, said, re.DOTALL), said
+
+
+def test_session_report(outcomes: Ran) -> None:
+    """Warnings of ranks come once; no process is left, not even one that a killed rank has started."""
+    assert outcomes.text.count("UserWarning: mind the gap") == 1
+    assert "FAILED" in outcomes.text
+    assert "rank 1 of 2: AssertionError: rank 1 is wrong" in outcomes.text
+    assert not left_of("600")
+
+
+def left_of(argument: str) -> list[int]:
+    """Processes of `sleep ARGUMENT`."""
+    found = subprocess.run(["pgrep", "-fx", f"sleep {argument}"], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def test_fixtures_live_in_ranks(tmp_path: Path) -> None:
+    done = ran(tmp_path, "fixtures")
+    assert {done.outcome(test) for test in done.reports} == {"passed"}, done.text
+    lines = (tmp_path / "log").read_text().splitlines()
+    for what in ("session up", "module up", "module down", "session down"):
+        pids = [line for line in lines if line.startswith(what)]
+        assert len(pids) == len({*pids}) == 3, lines  # of two ranks, and once in pytest itself
+    assert done.code == 0
+
+
+def test_workers_of_xdist_have_ranks(tmp_path: Path) -> None:
+    done = ran(tmp_path, "outcomes", "-n", "2", "-k", "sum or lists or assertion or killed or subtests")
+    found = {test: done.outcome(test) for test in done.reports}
+    expected = {test: EXPECTED[test].partition(" ")[0] for test in found if test in EXPECTED}
+    assert len(found) == 8
+    assert found.items() >= expected.items()
+    assert re.search(EXPECTED["test_assertion"].partition(" ")[2], done.said("test_assertion"), re.DOTALL)
+
+
+def test_examples_of_docstrings(tmp_path: Path) -> None:
+    done = ran(tmp_path, "examples", "--doctest-modules")
+    assert [done.outcome(name) for name in ("examples.mean", "examples.number")] == ["passed", "failed"]
+    assert re.search(
+        "=== rank 1 of 2 .*Expected:\n    0\nGot:\n    1", done.said("examples.number"), re.DOTALL
+    )
+
+
+@pytest.mark.torch
+def test_process_groups(tmp_path: Path) -> None:
+    done = ran(tmp_path, "about_torch")
+    failed = {test for test in done.reports if done.outcome(test) != "passed"}
+    assert failed == {"test_one_rank_fails[unisono]", "test_one_rank_fails[gloo]"}, done.text
+    for test in failed:
+        assert "=== rank 0 of 2" in done.said(test).strip().splitlines()[0]
+        assert "KeyError: 'the cause'" in done.said(test)
+
+
+@each(
+    "marker, words",
+    [
+        ("ranks()", "needs one number"),
+        ("ranks(0)", "ranks is 0, expected 1..1024"),
+        ("ranks('2')", "ranks is '2', expected a whole number"),
+        ("ranks(3, hosts=2)", "3 ranks are no multiple of 2 hosts"),
+        ("ranks(2, backend='mpich')", "observed 'mpich', expected unisono, gloo, nccl"),
+        ("ranks(2, gpus=2)", "there is no gpus="),
+        ("ranks(2, timeout=0)", "timeout is 0"),
+    ],
+)
+def test_wrong_markers(marker: str, words: str, tmp_path: Path) -> None:
+    suite = tmp_path / "wrong.py"
+    suite.write_text(f"import pytest\n@pytest.mark.{marker}\ndef test():\n    pass\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *QUIET, str(suite)],
+        env=environ(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 4
+    assert words in done.stdout + done.stderr
+
+
+def test_debugger_on_the_rank_that_fails(tmp_path: Path) -> None:
+    """The rank that has failed debugs on the terminal; the one that only follows does not."""
+    terminal, end = pty.openpty()
+    with subprocess.Popen(
+        command("outcomes", "--pdb", "-k", "test_assertion"),
+        env=environ(tmp_path),
+        stdin=end, stdout=end, stderr=end,
+    ) as process:  # fmt: skip
+        os.close(end)
+        text = until_says(terminal, "(Pdb) ")
+        assert re.search(r"rank 1 \(pid \d+\) failed: AssertionError: rank 1 is wrong", text), text
+        os.write(terminal, b"print('rank is', rank * 5)\n")
+        assert "rank is 5" in until_says(terminal, "(Pdb) ")
+        os.write(terminal, b"c\n")
+        assert "1 failed" in until_says(terminal, "\n===", "seconds", " in ")
+        assert process.wait(HANG_S) == 1
+    os.close(terminal)
+
+
+def until_says(terminal: int, *any_of: str) -> str:
+    """Read a terminal until one of these comes, or its end."""
+    text = ""
+    while not any(words in text for words in any_of):
+        try:
+            text += os.read(terminal, 1 << 16).decode()
+        except OSError:  # the other end is closed
+            break
+    return text
+
+
+@each("sent", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_pytest(sent: int, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("outcomes", "-k", "test_limit_of_pytest_timeout", "-p", "no:timeout"),
+        env={**environ(tmp_path), "OUTLIVES": str(sent)},
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        mark = f"OUTLIVES={sent}".encode()
+        wait_until(lambda: len(marked(mark)) >= 3)
+        time.sleep(0.5)
+        process.send_signal(sent)
+        process.wait(HANG_S)
+        wait_until(lambda: not marked(mark))
+
+
+def marked(mark: bytes) -> list[int]:
+    """Processes with these words in their environment."""
+    found = []
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            if mark in Path(f"/proc/{entry}/environ").read_bytes():
+                found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+def test_nothing_is_imported_for_other_tests(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").touch()
+    words = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "pytest",
+        *QUIET,
+        "--collect-only",
+        str(tmp_path / "empty.py"),
+    ]
+    done = subprocess.run(words, env=environ(tmp_path), capture_output=True, text=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "import time" in line}
+    ours = {name for name in imported if name.startswith("unisono")}
+    assert ours == {"unisono", "unisono.testing", "unisono.testing.plugin"}
