@@ -104,9 +104,7 @@ def _report(
         duration=max((report.duration for _, report in found), default=0.0),
         start=min((report.start for _, report in found), default=0.0),
         stop=max((report.stop for _, report in found), default=0.0),
-        user_properties=list(
-            dict.fromkeys(tuple(pair) for _, each in found for pair in each.user_properties)
-        ),
+        user_properties=[pair for number, pair in enumerate(said) if pair not in said[:number]],
     )
     for name in ("context", "wasxfail"):
         values = [getattr(report, name) for _, report in found if hasattr(report, name)]

@@ -139,8 +139,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Take the limit that pytest-timeout has for a marked test: it is ended here, with all stacks."""
-    if item.get_closest_marker("ranks") is None or GROUPS in item.config.stash:
+    """Take the limit that pytest-timeout has for a marked test: pytest's own process ends it, with all stacks."""
+    if item.get_closest_marker("ranks") is None:
         return None
     item.stash[LIMIT] = settings.timeout
     return True

@@ -48,10 +48,10 @@ _IMPORTED_ONCE = ("torch", "torch.distributed", "unisono.torch")
 """Where the tests have imported them, too. The engine, and NumPy, are always."""
 
 _NO_OPTIONS: dict[str, Any] = {
-    "collectonly": False, "deselect": None, "dist": "no", "distload": False, "failedfirst": False,
-    "keyword": "", "lf": False, "looponfail": False, "markexpr": "", "maxfail": 0, "newfirst": False,
-    "no_cov": True, "numprocesses": None, "stepwise": False, "trace": False, "tx": [], "usepdb": False,
-    "xmlpath": None,
+    "capture": "no", "collectonly": False, "deselect": None, "dist": "no", "distload": False,
+    "failedfirst": False, "keyword": "", "lf": False, "looponfail": False, "markexpr": "", "maxfail": 0,
+    "newfirst": False, "no_cov": True, "numprocesses": None, "stepwise": False, "trace": False, "tx": [],
+    "usepdb": False, "xmlpath": None,
 }  # fmt: skip
 """What pytest itself does with all tests, and not a rank."""
 
@@ -228,7 +228,7 @@ class Pool:
         files = next(self._names)
         for kind in ("out", "stacks"):
             open(f"{files}.{kind}", "wb").close()
-        say(self._control, files=files)
+        say(self._control, files=files, captured=self._config.option.capture != "no")
         reduction.send_handle(self._control, theirs.fileno(), self._template.pid)
         theirs.close()
         pid = self._told()["pid"]
@@ -323,7 +323,7 @@ def _session(config: pytest.Config, gpus: int) -> dict[str, Any]:
     """What a rank's session begins with: the settings and the options of this one."""
     options = {name: value for name, value in vars(config.option).items() if _plain(value)}
     known = {name: value for name, value in _NO_OPTIONS.items() if name in options}
-    plugins = [*config.option.plugins, "no:terminal", "no:timeout"]
+    plugins = [*config.option.plugins, "no:terminal"]
     return {
         "path": sys.path,
         "modules": ["unisono.engine.group"] + [name for name in _IMPORTED_ONCE if name in sys.modules],

@@ -77,7 +77,7 @@ def template(control: Connection) -> None:
                 pid = os.fork()
             if pid == 0:
                 control.close()
-                _live(config, Connection(descriptor), request["files"])
+                _live(config, Connection(descriptor), **request)
             os.close(descriptor)
             pids.add(pid)
             say(control, pid=pid)
@@ -94,16 +94,15 @@ def template(control: Connection) -> None:
     os.killpg(0, signal.SIGKILL)  # with what tests have started and left
 
 
-def _live(config: pytest.Config, channel: Connection, files: str) -> None:
+def _live(config: pytest.Config, channel: Connection, files: str, captured: bool) -> None:
     """The life of a rank, from the fork to its end. files: the beginning of their names."""
     code = 1
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        if config.option.capture != "no":
+        if captured:
             out = os.open(f"{files}.out", os.O_WRONLY | os.O_APPEND)
             os.dup2(out, 1)
             os.dup2(out, 2)
-        config.option.capture = "no"
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(write_through=True)  # type: ignore[union-attr]
         faulthandler.register(STACKS, file=open(f"{files}.stacks", "ab"), all_threads=True)  # noqa: SIM115
@@ -228,7 +227,9 @@ class _Rank:
 
     def _run(self, session: pytest.Session, run: Run) -> None:
         if run.nodeid not in self._items:
-            self._items |= {item.nodeid: item for item in session.perform_collect([run.path])}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # pytest's own process has had them
+                self._items |= {item.nodeid: item for item in session.perform_collect([run.path])}
         item = self._items.get(run.nodeid)
         if item is None:
             self._missing = self._missing or "this test was not found: its name differs between processes"

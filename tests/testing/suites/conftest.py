@@ -1,7 +1,8 @@
-"""Writes the reports of a run, as lines of JSON, to the file that REPORTS names."""
+"""Writes the reports of a run, as lines of JSON, to the file REPORTS; beside it what was imported."""
 
 import json
 import os
+import sys
 
 
 class Reports:
@@ -10,6 +11,10 @@ class Reports:
         sections = "".join(f"{name}\n{text}" for name, text in report.sections)
         with open(os.environ["REPORTS"], "a") as file:
             file.write(json.dumps([*said, sections, getattr(report, "wasxfail", None)]) + "\n")
+
+    def pytest_sessionfinish(self):
+        with open(os.environ["REPORTS"] + ".modules", "w") as file:
+            file.write("\n".join(sys.modules))
 
 
 def pytest_configure(config):

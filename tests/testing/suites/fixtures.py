@@ -1,4 +1,4 @@
-"""Fixtures of every scope live in the ranks, as long as pytest lets them. LOG names a file that they write."""
+"""Fixtures of every scope live in the ranks, as long as pytest lets them. They write to the file LOG."""
 
 import os
 from pathlib import Path

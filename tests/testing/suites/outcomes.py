@@ -23,12 +23,14 @@ def test_sum(group, rank):
 @pytest.mark.parametrize("numel", [1, 5])
 def test_lists(group, numel, ranks):
     assert group.size == ranks
-    assert group.all_reduce(np.ones(numel)).tolist() == [ranks] * numel
+    x = np.ones(numel)
+    group.all_reduce(x)
+    assert x.tolist() == [ranks] * numel
 
 
 @pytest.mark.ranks(4, hosts=2)
 def test_hosts(group):
-    print("choice", group.choice("all_reduce", 64))
+    assert group.choice("all_reduce", 64).algorithm == "leaders"
 
 
 @pytest.mark.ranks(2)
