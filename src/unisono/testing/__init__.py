@@ -18,7 +18,7 @@ GROUPS: pytest.StashKey[Any] = pytest.StashKey()
 """The `groups.Groups` of this process, in a rank only."""
 
 
-class Run(NamedTuple):
+class RankRequest(NamedTuple):
     """One test, as a rank is asked for it.
 
     Attributes:

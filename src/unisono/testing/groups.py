@@ -13,7 +13,7 @@ from unisono.errors import GroupError, NotSupported, message
 
 if TYPE_CHECKING:
     from unisono import Group
-    from unisono.testing import Run
+    from unisono.testing import RankRequest
 
 SHORTEST_S = 0.1  # timeout of a group
 SETTLE_S = 10.0  # for the last barrier of a test that passed
@@ -27,9 +27,9 @@ class Groups:
         self._process_group: tuple[Any, ...] | None = None
         self._in_use: list[Any] = []
         self._generation = 0
-        self.run: Run
+        self.run: RankRequest
 
-    def begin(self, run: Run, *, process_group: bool) -> None:
+    def begin(self, run: RankRequest, *, process_group: bool) -> None:
         """Begin a test. process_group: whether it uses that of torch.distributed; otherwise none is left."""
         self.run, self._in_use = run, []
         if run.generation != self._generation:

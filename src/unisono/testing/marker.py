@@ -15,7 +15,7 @@ BACKENDS = ("unisono", "gloo", "nccl")
 LISTS = ("ranks", "hosts", "backend")
 
 
-class Settings(NamedTuple):
+class RanksMarker(NamedTuple):
     """On what a test runs.
 
     Attributes:
@@ -38,7 +38,7 @@ def arguments(mark: pytest.Mark) -> dict[str, Any]:
     return {**dict(zip(["ranks"], mark.args, strict=False)), **mark.kwargs}
 
 
-def settings(item: pytest.Item) -> Settings:
+def settings(item: pytest.Item) -> RanksMarker:
     """Read the marker of a test.
 
     Raises:
@@ -50,12 +50,12 @@ def settings(item: pytest.Item) -> Settings:
     for name in LISTS:
         if isinstance(given.get(name), (list, tuple)):
             given[name] = getattr(item, "callspec").params[name]  # noqa: B009  (of functions only)
-    if unknown := given.keys() - Settings._fields:
+    if unknown := given.keys() - RanksMarker._fields:
         what = f"ranks: there is no {min(unknown)}="
-        raise TypeError(message(what, expected=f"ranks(n, {', '.join(Settings._fields[1:])})"))
+        raise TypeError(message(what, expected=f"ranks(n, {', '.join(RanksMarker._fields[1:])})"))
     if "ranks" not in given or len(mark.args) > 1:
         raise TypeError("ranks(n) needs one number, of ranks")
-    chosen = Settings(**given)
+    chosen = RanksMarker(**given)
     chosen = chosen._replace(
         ranks=whole(chosen.ranks, "ranks", 1, MOST_RANKS),
         hosts=whole(chosen.hosts, "hosts", 1, chosen.ranks),

@@ -12,7 +12,7 @@ MOST_SHOWN = 4
 """The most different failures that are shown in full."""
 
 
-class Outcome(NamedTuple):
+class RankOutcome(NamedTuple):
     """How a test ended on one rank.
 
     Attributes:
@@ -51,9 +51,9 @@ class _Failure(NamedTuple):
     crash: ReprFileLocation | None = None
 
 
-def merged(item: pytest.Item, outcomes: list[Outcome]) -> list[pytest.TestReport]:
+def merged(item: pytest.Item, outcomes: list[RankOutcome]) -> list[pytest.TestReport]:
     """The reports of a test, one for each phase, and for each subtest that failed somewhere."""
-    phases: dict[tuple[str, str], list[tuple[Outcome, Any]]] = defaultdict(list)
+    phases: dict[tuple[str, str], list[tuple[RankOutcome, Any]]] = defaultdict(list)
     ended = [one for one in outcomes if one.died or one.missing]
     if ended:
         phases["call", ""] = []
@@ -72,7 +72,11 @@ def merged(item: pytest.Item, outcomes: list[Outcome]) -> list[pytest.TestReport
 
 
 def _report(
-    item: pytest.Item, when: Any, found: list[tuple[Outcome, Any]], dead: list[Outcome], all_: list[Outcome]
+    item: pytest.Item,
+    when: Any,
+    found: list[tuple[RankOutcome, Any]],
+    dead: list[RankOutcome],
+    all_: list[RankOutcome],
 ) -> pytest.TestReport:
     """One report. A failure comes before a skip; what follows from another rank's error decides nothing."""
     size = len(all_)
@@ -113,14 +117,14 @@ def _report(
     return made
 
 
-def _reason(skipped: list[tuple[Outcome, Any]], size: int) -> Any:
+def _reason(skipped: list[tuple[RankOutcome, Any]], size: int) -> Any:
     """Where and why the first of these ranks has skipped the test."""
     one, report = skipped[0]
     path, line, reason = report.longrepr
     return path, line, f"{reason} (rank {one.rank} of {size})" if len(skipped) < size else reason
 
 
-def _of_report(one: Outcome, report: Any, size: int) -> _Failure:
+def _of_report(one: RankOutcome, report: Any, size: int) -> _Failure:
     where = f"rank {one.rank} of {size} (pid {one.pid})"
     longrepr, crash = report.longrepr, getattr(report.longrepr, "reprcrash", None)
     if crash is None:
@@ -132,7 +136,7 @@ def _of_report(one: Outcome, report: Any, size: int) -> _Failure:
     return _Failure(where, key, crash.message.partition("\n")[0], chain, crash)
 
 
-def _of_end(one: Outcome, size: int) -> _Failure:
+def _of_end(one: RankOutcome, size: int) -> _Failure:
     stacks = f"Its stacks then:\n{one.stacks or '(it wrote none)'}\n" if one.hung else ""
     text = f"{one.missing}\n" if one.missing else stacks
     where = f"rank {one.rank} of {size} (pid {one.pid})"
@@ -164,7 +168,7 @@ def _text(text: str) -> tuple[ReprTraceback, None, None]:
     return ReprTraceback([ReprEntryNative([text])], None, "native"), None, None
 
 
-def _sections(found: list[tuple[Outcome, Any]], all_: list[Outcome]) -> list[tuple[str, str]]:
+def _sections(found: list[tuple[RankOutcome, Any]], all_: list[RankOutcome]) -> list[tuple[str, str]]:
     """What ranks printed, and what pytest's plugins have kept of each, such as logs."""
     sections = [(f"Captured output of rank {one.rank} (stdout, stderr)", one.printed) for one in all_]
     for one, report in found:

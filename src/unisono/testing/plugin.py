@@ -139,7 +139,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Take the limit that pytest-timeout has for a marked test: pytest's own process ends it, with all stacks."""
+    """Take the limit that pytest-timeout has for a marked test: `pool.py` ends it, with all stacks."""
     if item.get_closest_marker("ranks") is None:
         return None
     item.stash[LIMIT] = settings.timeout

@@ -27,9 +27,9 @@ import pytest
 
 from unisono.engine.base.timeouts import LONGEST_S
 from unisono.engine.environment import env
-from unisono.testing import Run
-from unisono.testing.marker import Settings, settings
-from unisono.testing.merge import Outcome, merged
+from unisono.testing import RankRequest
+from unisono.testing.marker import RanksMarker, settings
+from unisono.testing.merge import RankOutcome, merged
 from unisono.testing.rank import END_S, STACKS, hear, say
 
 LIMIT_S = 300.0  # of a test, where neither the marker nor pytest-timeout says one
@@ -56,7 +56,7 @@ _NO_OPTIONS: dict[str, Any] = {
 """What pytest itself does with all tests, and not a rank."""
 
 
-class Rank(NamedTuple):
+class RankProcess(NamedTuple):
     """A process. `files`: the beginning of the names of its files."""
 
     number: int
@@ -102,7 +102,7 @@ class Pool:
         self._config = config
         folder = config._tmp_path_factory.mktemp("ranks")  # type: ignore[attr-defined]
         self._names = (f"{folder}/{number}" for number in itertools.count())
-        self._ranks: dict[int, Rank] = {}
+        self._ranks: dict[int, RankProcess] = {}
         self._generation = 0
         self._broken = False
         streams = (f"/proc/{os.getpid()}/fd/0", f"/proc/{os.getpid()}/fd/1")
@@ -110,7 +110,8 @@ class Pool:
         self.dead = False
         self._control, theirs = _pipe()
         self._template = subprocess.Popen(
-            [sys.executable, "-m", "unisono.testing.rank", str(theirs.fileno())],
+            # -u: a rank may be killed, and what it has printed is there.
+            [sys.executable, "-u", "-m", "unisono.testing.rank", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             cwd=config.invocation_params.dir,
@@ -124,14 +125,14 @@ class Pool:
             self._kill()
             raise
 
-    def run(self, item: pytest.Item, chosen: Settings, limit_s: float, keep: int) -> list[Outcome]:
+    def run(self, item: pytest.Item, chosen: RanksMarker, limit_s: float, keep: int) -> list[RankOutcome]:
         """Run a test on the first ranks; how each of them ended, in order."""
         self._generation += self._broken
         self._broken = False
         limit_s = math.inf if self._debug else limit_s
         try:
             ranks = [self._ranks.get(number) or self._fork(number) for number in range(chosen.ranks)]
-            run = Run(
+            run = RankRequest(
                 nodeid=item.nodeid,
                 path=str(item.path),
                 rank=0,
@@ -169,8 +170,8 @@ class Pool:
         self._kill(END_S)
         return errors
 
-    def _await(self, ranks: list[Rank], limit_s: float) -> dict[int, Outcome]:
-        found: dict[int, Outcome] = {}
+    def _await(self, ranks: list[RankProcess], limit_s: float) -> dict[int, RankOutcome]:
+        found: dict[int, RankOutcome] = {}
         deadline, hung = time.monotonic() + limit_s, "limit"
         why = f"it had not ended after {limit_s:g} s, the limit of the test"
         with selectors.DefaultSelector() as selector:
@@ -198,13 +199,13 @@ class Pool:
                         found[rank.number] = self._ended(rank, why, hung, stacks)
         return found
 
-    def _answered(self, rank: Rank, said: dict[str, Any]) -> Outcome:
+    def _answered(self, rank: RankProcess, said: dict[str, Any]) -> RankOutcome:
         self._broken |= said.pop("spoiled")
         deserialize = self._config.hook.pytest_report_from_serializable
         said["reports"] = [deserialize(config=self._config, data=data) for data in said["reports"]]
-        return Outcome(rank.number, rank.pid, printed=rank.read("out"), **said)
+        return RankOutcome(rank.number, rank.pid, printed=rank.read("out"), **said)
 
-    def _ended(self, rank: Rank, why: str = "", hung: str = "", stacks: str = "") -> Outcome:
+    def _ended(self, rank: RankProcess, why: str = "", hung: str = "", stacks: str = "") -> RankOutcome:
         """Kill a rank, or find how it has died."""
         self._broken = True
         del self._ranks[rank.number]
@@ -212,9 +213,11 @@ class Pool:
         code = self._ask(end=rank.pid)["status"]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         died = why or f"it {how} in the middle of the test"
-        return Outcome(rank.number, rank.pid, printed=rank.read("out"), died=died, hung=hung, stacks=stacks)
+        return RankOutcome(
+            rank.number, rank.pid, printed=rank.read("out"), died=died, hung=hung, stacks=stacks
+        )
 
-    def _lend_terminal(self, rank: Rank, error: str) -> None:
+    def _lend_terminal(self, rank: RankProcess, error: str) -> None:
         """Let a rank debug its error on the terminal of pytest, one rank at a time."""
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
         capture.suspend_global_capture(in_=True)
@@ -223,7 +226,7 @@ class Pool:
         rank.said(None)
         capture.resume_global_capture()
 
-    def _fork(self, number: int) -> Rank:
+    def _fork(self, number: int) -> RankProcess:
         ours, theirs = _pipe()
         files = next(self._names)
         for kind in ("out", "stacks"):
@@ -232,7 +235,7 @@ class Pool:
         reduction.send_handle(self._control, theirs.fileno(), self._template.pid)
         theirs.close()
         pid = self._told()["pid"]
-        self._ranks[number] = Rank(number, pid, os.pidfd_open(pid), ours, files)
+        self._ranks[number] = RankProcess(number, pid, os.pidfd_open(pid), ours, files)
         return self._ranks[number]
 
     def _ask(self, **request: Any) -> dict[str, Any]:
@@ -268,7 +271,7 @@ class Pools(dict[int, Pool]):
 
     def run_test(self, item: pytest.Item, nextitem: pytest.Item | None, limit_s: float | None) -> None:
         """Run a marked test, and log its reports."""
-        outcomes: list[Outcome] = []
+        outcomes: list[RankOutcome] = []
 
         def run() -> None:
             chosen = settings(item)

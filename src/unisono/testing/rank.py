@@ -32,7 +32,7 @@ import pytest
 
 from unisono.engine.diagnosis.except_hook import uncaught
 from unisono.errors import GroupError, Mismatch, UnisonoError
-from unisono.testing import GROUPS, Run
+from unisono.testing import GROUPS, RankRequest
 from unisono.testing.groups import Groups
 
 STACKS = signal.SIGRTMAX - 1
@@ -103,15 +103,13 @@ def _live(config: pytest.Config, channel: Connection, files: str, captured: bool
             out = os.open(f"{files}.out", os.O_WRONLY | os.O_APPEND)
             os.dup2(out, 1)
             os.dup2(out, 2)
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
         faulthandler.register(STACKS, file=open(f"{files}.stacks", "ab"), all_threads=True)  # noqa: SIM115
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()  # ranks are no copies of each other
         config.option.basetemp = files
         if not hasattr(config, "workerinput"):  # plugins leave reports to pytest's own process, as with xdist
             config.workerinput = {"workerid": "master"}  # type: ignore[attr-defined]
-        config.pluginmanager.register(_Rank(config, channel), "unisono_rank")
+        config.pluginmanager.register(_RankPlugin(config, channel), "unisono_rank")
         status = config.hook.pytest_cmdline_main(config=config)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
@@ -122,7 +120,7 @@ def _live(config: pytest.Config, channel: Connection, files: str, captured: bool
         os._exit(code)
 
 
-class _Rank:
+class _RankPlugin:
     """A plugin of pytest: its loop runs the tests that the other end asks for, and sends their reports."""
 
     def __init__(self, config: pytest.Config, channel: Connection) -> None:
@@ -142,7 +140,7 @@ class _Rank:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run tests until the other end is closed, or says so; then end the fixtures of the session."""
         while (request := hear(self._channel)) and "run" in request:
-            say(self._channel, **self._answer(session, Run(*request["run"])))
+            say(self._channel, **self._answer(session, RankRequest(*request["run"])))
         error = ""
         try:
             session._setupstate.teardown_exact(None)
@@ -208,7 +206,7 @@ class _Rank:
                 debugger.interaction(None, excinfo.tb)
             say(self._channel, debugged=True)
 
-    def _answer(self, session: pytest.Session, run: Run) -> dict[str, Any]:
+    def _answer(self, session: pytest.Session, run: RankRequest) -> dict[str, Any]:
         self._reports, self._warnings, self._missing = [], [], ""
         self._failed = self._broken = False
         leave = ""
@@ -225,7 +223,7 @@ class _Rank:
             "spoiled": self._broken or self._groups.spoiled,
         }
 
-    def _run(self, session: pytest.Session, run: Run) -> None:
+    def _run(self, session: pytest.Session, run: RankRequest) -> None:
         if run.nodeid not in self._items:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # pytest's own process has had them
