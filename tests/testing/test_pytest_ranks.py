@@ -13,21 +13,14 @@ from typing import NamedTuple
 
 import pytest
 
+import pages
 from effort import HANG_S
 from launching import wait_until
 from loops import each
 
+ROOT = Path(__file__).parents[2]
 SUITES = Path(__file__).with_name("suites")
-QUIET = [
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:randomly",
-    "-c",
-    str(SUITES / "pytest.ini"),
-    "--confcutdir",
-    str(SUITES),
-]
+QUIET = ["-p", "no:cacheprovider", "-p", "writes_reports", "-c", str(SUITES / "pytest.ini"), "--noconftest"]
 
 
 class Ran(NamedTuple):
@@ -53,6 +46,7 @@ def command(suite: str, *words: str) -> list[str]:
 
 def environ(folder: Path) -> dict[str, str]:
     names = {"REPORTS": str(folder / "reports"), "LOG": str(folder / "log"), "COLUMNS": "120"}
+    names["PYTHONPATH"] = os.pathsep.join([str(SUITES), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, **names, "PYTEST_ADDOPTS": f"--basetemp={folder}/tests"}
 
 
@@ -80,7 +74,7 @@ EXPECTED = {
     "test_lists[3-ranks-5]": "passed",
     "test_hosts": "passed",
     "test_assertion": r"failed ^=== rank 1 of 2 .*rank 1 is wrong.*assert 1 == 0.*=== rank 0 of 2 .* then "
-    r"failed, too: .*Aborted: barrier failed: rank 1 aborted .* because of AssertionError.*rank 1 prints this",
+    r"failed, too: .*Aborted: barrier failed: rank 1 aborted .* AssertionError.*rank 1 prints this",
     "test_mismatch": r"failed ^=== rank 0 of 3 .*Mismatch.*likewise rank 1 of 3.*, rank 2 of 3.*"
     r"rank 0  #1 all_reduce\(float64\[4\].* at .*outcomes.py:\d+.*rank 2  #1 barrier",
     "test_expected_mismatch": "passed",
@@ -155,6 +149,13 @@ def test_examples_of_docstrings(tmp_path: Path) -> None:
     assert re.search(
         "=== rank 1 of 2 .*Expected:\n    0\nGot:\n    1", done.said("examples.number"), re.DOTALL
     )
+
+
+def test_file_that_only_ranks_cannot_import(tmp_path: Path) -> None:
+    done = ran(tmp_path, "not_in_ranks")
+    assert done.outcome("test") == "failed"
+    assert "=== rank 0 of 2" in done.said("test")
+    assert "ImportError: not in a rank" in done.said("test")
 
 
 @pytest.mark.torch
@@ -249,11 +250,16 @@ def marked(mark: bytes) -> list[int]:
     return found
 
 
-def test_the_example(tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "examples" / "test_on_ranks.py"
-    words = [sys.executable, "-m", "pytest", *QUIET, str(example)]
+@pytest.mark.torch
+def test_what_docs_and_examples_show(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    shown = [block.text for block in pages.blocks(page) if block.language == "py"]
+    for number, text in enumerate(shown):
+        (tmp_path / f"test_shown{number}.py").write_text(text)
+    example = str(ROOT / "examples" / "test_on_ranks.py")
+    words = [sys.executable, "-m", "pytest", *QUIET, *map(str, tmp_path.glob("*.py")), example]
     done = subprocess.run(words, env=environ(tmp_path), capture_output=True, text=True, timeout=HANG_S)
-    assert "5 passed" in done.stdout, done.stdout
+    assert "8 passed" in done.stdout, done.stdout
 
 
 def test_nothing_is_imported_for_other_tests(tmp_path: Path) -> None:

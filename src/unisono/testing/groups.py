@@ -31,7 +31,7 @@ class Groups:
 
     def begin(self, run: RankRequest, *, process_group: bool) -> None:
         """Begin a test. process_group: whether it uses that of torch.distributed; otherwise none is left."""
-        self.run, self._in_use = run, []
+        self._in_use = []
         if run.generation != self._generation:
             self.drop()
             self._generation = run.generation

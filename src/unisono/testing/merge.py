@@ -141,7 +141,10 @@ def _of_end(one: RankOutcome, size: int) -> _Failure:
     text = f"{one.missing}\n" if one.missing else stacks
     where = f"rank {one.rank} of {size} (pid {one.pid})"
     return _Failure(
-        where, (one.died, text), one.died or one.missing.strip().rpartition("\n")[2], [_text(text)]
+        where,
+        (one.died, text),
+        one.died or one.missing.strip().rpartition("\n")[2].removeprefix("E ").strip(),
+        [_text(text)],
     )
 
 

@@ -185,12 +185,13 @@ class Pool:
                     said = rank.said()
                     if said is not None and "debug" in said:
                         self._lend_terminal(rank, said["debug"])
+                        deadline = max(deadline, time.monotonic() + GRACE_S)
                         continue
                     selector.unregister(rank.channel)
                     selector.unregister(rank.pidfd)
                     found[number] = self._ended(rank) if said is None else self._answered(rank, said)
                     grace = time.monotonic() + GRACE_S
-                    if not found[number].passed and grace < deadline and not self._debug:
+                    if not found[number].passed and grace < deadline:
                         deadline, hung = grace, "grace"
                         why = f"it had not ended {GRACE_S:g} s after rank {number} had"
                 if not ready and time.monotonic() >= deadline:

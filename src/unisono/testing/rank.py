@@ -60,7 +60,7 @@ def hear(other: Connection) -> dict[str, Any] | None:
 def template(control: Connection) -> None:
     """Read pytest's settings, then fork ranks and wait for them, until the other end is closed."""
     given = hear(control) or sys.exit(1)
-    sys.path[:0] = [path for path in given["path"] if path not in sys.path]
+    sys.path[:] = given["path"]
     gc.disable()
     for name in given["modules"]:
         importlib.import_module(name)
@@ -224,6 +224,7 @@ class _RankPlugin:
         }
 
     def _run(self, session: pytest.Session, run: RankRequest) -> None:
+        self._groups.run = run
         if run.nodeid not in self._items:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # pytest's own process has had them

@@ -1,4 +1,4 @@
-"""Writes the reports of a run, as lines of JSON, to the file REPORTS; beside it what was imported."""
+"""A plugin: writes the reports of a run, as JSON, to the file REPORTS; beside it what was imported."""
 
 import json
 import os
