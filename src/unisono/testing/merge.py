@@ -61,10 +61,14 @@ def merged(item: pytest.Item, outcomes: list[RankOutcome]) -> list[pytest.TestRe
         for report in one.reports:
             phases[report.when, str(getattr(report, "context", ""))].append((one, report))
     order = ("setup", "call", "teardown")
-    made = []
+    made: list[pytest.TestReport] = []
     for when, context in sorted(phases, key=lambda phase: (order.index(phase[0]), not phase[1])):
         dead = ended if (when, context) == ("call", "") else []
-        made.append(_report(item, when, phases[when, context], dead, outcomes))
+        report, has_cause = _report(item, when, phases[when, context], dead, outcomes)
+        if not has_cause and when == "teardown" and not all(each.passed for each in made):
+            report.outcome, report.longrepr = "passed", None  # what failed here follows from that
+        if has_cause or when != "call" or not any(each.when == "setup" and not each.passed for each in made):
+            made.append(report)
     parts = sum(1 for each in made if each.failed and hasattr(each, "context"))
     if parts and (whole := made[-2 if made[-1].when == "teardown" else -1]).passed:
         whole.outcome, whole.longrepr = "failed", f"contains {parts} failed subtest{'s' if parts > 1 else ''}"
@@ -77,8 +81,8 @@ def _report(
     found: list[tuple[RankOutcome, Any]],
     dead: list[RankOutcome],
     all_: list[RankOutcome],
-) -> pytest.TestReport:
-    """One report. A failure comes before a skip; what follows from another rank's error decides nothing."""
+) -> tuple[pytest.TestReport, bool]:
+    """One report, and whether a rank has failed in this phase by itself. A failure comes before a skip."""
     size = len(all_)
     xfailed = [report for _, report in found if report.skipped and hasattr(report, "wasxfail")]
     skipped = [(one, report) for one, report in found if report.skipped and not hasattr(report, "wasxfail")]
@@ -114,7 +118,7 @@ def _report(
         values = [getattr(report, name) for _, report in found if hasattr(report, name)]
         if values and (name == "context" or outcome != "failed"):
             setattr(made, name, values[0])
-    return made
+    return made, bool(causes)
 
 
 def _reason(skipped: list[tuple[RankOutcome, Any]], size: int) -> Any:

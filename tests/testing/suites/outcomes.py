@@ -154,6 +154,17 @@ def test_fixture_of_one_fails(broken, group):
     group.barrier()
 
 
+@pytest.fixture
+def skipping(rank):
+    if rank == 1:
+        pytest.skip("not on rank 1")
+
+
+@pytest.mark.ranks(2)
+def test_fixture_of_one_skips(skipping, group):
+    group.barrier()
+
+
 @pytest.mark.ranks(2)
 def test_warning():
     warnings.warn("mind the gap", UserWarning, stacklevel=1)
