@@ -1,20 +1,22 @@
 """`@pytest.mark.ranks`: pytest runs the suites of this folder, and what it reports is compared."""
 
+import itertools
 import json
 import os
 import pty
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import pages
-from effort import HANG_S
+from effort import HANG_S, judge_time
 from launching import wait_until
 from loops import each
 
@@ -24,11 +26,11 @@ QUIET = ["-p", "no:cacheprovider", "-p", "writes_reports", "-c", str(SUITES / "p
 
 
 class Ran(NamedTuple):
-    """A run of pytest: its text, and of each test its phases, (outcome, reason, output, xfail)."""
+    """A run of pytest: its text, and of each test its phases, (when, outcome, reason, output, its time)."""
 
     code: int
     text: str
-    reports: dict[str, list[list[str]]]
+    reports: dict[str, list[list[Any]]]
 
     def outcome(self, test: str) -> str:
         """The worst of the phases of a test."""
@@ -54,7 +56,7 @@ def ran(folder: Path, suite: str, *words: str) -> Ran:
     done = subprocess.run(
         command(suite, *words), env=environ(folder), capture_output=True, text=True, timeout=HANG_S
     )
-    reports: dict[str, list[list[str]]] = {}
+    reports: dict[str, list[list[Any]]] = {}
     written = folder / "reports"
     for line in written.read_text().splitlines() if written.exists() else ():
         test, *phase = json.loads(line)
@@ -159,6 +161,15 @@ def test_file_that_only_ranks_cannot_import(tmp_path: Path) -> None:
     assert done.outcome("test") == "failed"
     assert "=== rank 0 of 2" in done.said("test")
     assert "ImportError: not in a rank" in done.said("test")
+
+
+def test_warm_ranks_take_milliseconds(tmp_path: Path) -> None:
+    """From the end of a test to the end of the next one, which calls a barrier."""
+    done = ran(tmp_path, "warm")
+    ends = [phases[-1][-1] for phases in done.reports.values()]
+    median_s = statistics.median(b - a for a, b in itertools.pairwise(ends))
+    print(f"a test on four ranks takes {median_s * 1e3:.1f} ms")
+    judge_time(median_s, 0.02)
 
 
 @pytest.mark.torch

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 
 class Reports:
@@ -10,7 +11,7 @@ class Reports:
         said = [report.nodeid.partition("::")[2], report.when, report.outcome, str(report.longrepr or "")]
         sections = "".join(f"{name}\n{text}" for name, text in report.sections)
         with open(os.environ["REPORTS"], "a") as file:
-            file.write(json.dumps([*said, sections, getattr(report, "wasxfail", None)]) + "\n")
+            file.write(json.dumps([*said, sections, time.monotonic()]) + "\n")
 
     def pytest_sessionfinish(self):
         with open(os.environ["REPORTS"] + ".modules", "w") as file:
