@@ -45,7 +45,7 @@ MOST_OUTPUT_NBYTES = 16 << 10
 
 _OF_PYTEST = re.compile(r'File ".*/(_pytest|pluggy|unisono/testing)/|File "<frozen runpy>')
 _IMPORTED_ONCE = ("torch", "torch.distributed", "unisono.torch")
-"""Where the tests have imported them, too. The engine, and NumPy, are always."""
+"""Where tests have imported them, or need them for `process_group`. The engine, and NumPy, always are."""
 
 _NO_OPTIONS: dict[str, Any] = {
     "capture": "no", "collectonly": False, "deselect": None, "dist": "no", "distload": False,
@@ -56,7 +56,7 @@ _NO_OPTIONS: dict[str, Any] = {
 """What pytest itself does with all tests, and not a rank."""
 
 
-class RankProcess(NamedTuple):
+class RankHandle(NamedTuple):
     """A process. `files`: the beginning of the names of its files."""
 
     number: int
@@ -98,11 +98,11 @@ class RankProcess(NamedTuple):
 class Pool:
     """The ranks of one kind, and the template they are forked from."""
 
-    def __init__(self, config: pytest.Config, gpus: int) -> None:
-        self._config = config
+    def __init__(self, session: pytest.Session, gpus: int) -> None:
+        self._config = config = session.config
         folder = config._tmp_path_factory.mktemp("ranks")  # type: ignore[attr-defined]
         self._names = (f"{folder}/{number}" for number in itertools.count())
-        self._ranks: dict[int, RankProcess] = {}
+        self._ranks: dict[int, RankHandle] = {}
         self._generation = 0
         self._broken = False
         streams = (f"/proc/{os.getpid()}/fd/0", f"/proc/{os.getpid()}/fd/1")
@@ -120,7 +120,7 @@ class Pool:
         )
         theirs.close()
         try:
-            self._ask(**_session(config, gpus))
+            self._ask(**_beginning(session, gpus))
         except BaseException:
             self._kill()
             raise
@@ -170,7 +170,7 @@ class Pool:
         self._kill(END_S)
         return errors
 
-    def _await(self, ranks: list[RankProcess], limit_s: float) -> dict[int, RankOutcome]:
+    def _await(self, ranks: list[RankHandle], limit_s: float) -> dict[int, RankOutcome]:
         found: dict[int, RankOutcome] = {}
         deadline, hung = time.monotonic() + limit_s, "limit"
         why = f"it had not ended after {limit_s:g} s, the limit of the test"
@@ -200,13 +200,13 @@ class Pool:
                         found[rank.number] = self._ended(rank, why, hung, stacks)
         return found
 
-    def _answered(self, rank: RankProcess, said: dict[str, Any]) -> RankOutcome:
+    def _answered(self, rank: RankHandle, said: dict[str, Any]) -> RankOutcome:
         self._broken |= said.pop("spoiled")
         deserialize = self._config.hook.pytest_report_from_serializable
         said["reports"] = [deserialize(config=self._config, data=data) for data in said["reports"]]
         return RankOutcome(rank.number, rank.pid, printed=rank.read("out"), **said)
 
-    def _ended(self, rank: RankProcess, why: str = "", hung: str = "", stacks: str = "") -> RankOutcome:
+    def _ended(self, rank: RankHandle, why: str = "", hung: str = "", stacks: str = "") -> RankOutcome:
         """Kill a rank, or find how it has died."""
         self._broken = True
         del self._ranks[rank.number]
@@ -218,7 +218,7 @@ class Pool:
             rank.number, rank.pid, printed=rank.read("out"), died=died, hung=hung, stacks=stacks
         )
 
-    def _lend_terminal(self, rank: RankProcess, error: str) -> None:
+    def _lend_terminal(self, rank: RankHandle, error: str) -> None:
         """Let a rank debug its error on the terminal of pytest, one rank at a time."""
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
         capture.suspend_global_capture(in_=True)
@@ -227,7 +227,7 @@ class Pool:
         rank.said(None)
         capture.resume_global_capture()
 
-    def _fork(self, number: int) -> RankProcess:
+    def _fork(self, number: int) -> RankHandle:
         ours, theirs = _pipe()
         files = next(self._names)
         for kind in ("out", "stacks"):
@@ -236,18 +236,19 @@ class Pool:
         reduction.send_handle(self._control, theirs.fileno(), self._template.pid)
         theirs.close()
         pid = self._told()["pid"]
-        self._ranks[number] = RankProcess(number, pid, os.pidfd_open(pid), ours, files)
+        self._ranks[number] = RankHandle(number, pid, os.pidfd_open(pid), ours, files)
         return self._ranks[number]
 
     def _ask(self, **request: Any) -> dict[str, Any]:
-        say(self._control, **request)
+        with contextlib.suppress(OSError):  # it has ended, which is told below
+            say(self._control, **request)
         return self._told()
 
     def _told(self) -> dict[str, Any]:
         answer = hear(self._control)
         if answer is None or "error" in answer:
             why = answer["error"] if answer else f"it has ended, or has not answered for {ANSWER_S} s"
-            raise RuntimeError(f"the process that ranks are forked from has failed: {why}")
+            pytest.fail(f"the process that ranks are forked from has failed: {why}", pytrace=False)
         return answer
 
     def _kill(self, grace_s: float = 0.0) -> None:
@@ -278,7 +279,7 @@ class Pools(dict[int, Pool]):
             chosen = settings(item)
             gpus = chosen.virtual_gpus or self._config.option.virtual_gpus
             if gpus not in self or self[gpus].dead:
-                self[gpus] = Pool(self._config, gpus)
+                self[gpus] = Pool(item.session, gpus)
             limit = chosen.timeout or limit_s or LIMIT_S
             outcomes.extend(self[gpus].run(item, chosen, limit, _shared(item, nextitem)))
 
@@ -323,14 +324,18 @@ def _shared(item: pytest.Item, nextitem: pytest.Item | None) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], pairs))
 
 
-def _session(config: pytest.Config, gpus: int) -> dict[str, Any]:
+def _beginning(session: pytest.Session, gpus: int) -> dict[str, Any]:
     """What a rank's session begins with: the settings and the options of this one."""
+    config = session.config
+    modules = ["unisono.engine.group"]
+    if any("process_group" in getattr(item, "fixturenames", ()) for item in session.items):
+        modules += _IMPORTED_ONCE
     options = {name: value for name, value in vars(config.option).items() if _plain(value)}
     known = {name: value for name, value in _NO_OPTIONS.items() if name in options}
     plugins = [*config.option.plugins, "no:terminal"]
     return {
         "path": sys.path,
-        "modules": ["unisono.engine.group"] + [name for name in _IMPORTED_ONCE if name in sys.modules],
+        "modules": modules + [name for name in _IMPORTED_ONCE if name in sys.modules],
         "options": {**options, **known, "virtual_gpus": gpus, "plugins": plugins},
         "args": [str(arg) for arg in config.args],
     }
