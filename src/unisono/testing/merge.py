@@ -12,7 +12,7 @@ MOST_SHOWN = 4
 """The most different failures that are shown in full."""
 
 
-class RankOutcome(NamedTuple):
+class RankResult(NamedTuple):
     """How a test ended on one rank.
 
     Attributes:
@@ -51,9 +51,9 @@ class _Failure(NamedTuple):
     crash: ReprFileLocation | None = None
 
 
-def merged(item: pytest.Item, outcomes: list[RankOutcome]) -> list[pytest.TestReport]:
+def merged(item: pytest.Item, outcomes: list[RankResult]) -> list[pytest.TestReport]:
     """The reports of a test, one for each phase, and for each subtest that failed somewhere."""
-    phases: dict[tuple[str, str], list[tuple[RankOutcome, Any]]] = defaultdict(list)
+    phases: dict[tuple[str, str], list[tuple[RankResult, Any]]] = defaultdict(list)
     ended = [one for one in outcomes if one.died or one.missing]
     if ended:
         phases["call", ""] = []
@@ -78,9 +78,9 @@ def merged(item: pytest.Item, outcomes: list[RankOutcome]) -> list[pytest.TestRe
 def _report(
     item: pytest.Item,
     when: Any,
-    found: list[tuple[RankOutcome, Any]],
-    dead: list[RankOutcome],
-    all_: list[RankOutcome],
+    found: list[tuple[RankResult, Any]],
+    dead: list[RankResult],
+    all_: list[RankResult],
 ) -> tuple[pytest.TestReport, bool]:
     """One report, and whether a rank has failed in this phase by itself. A failure comes before a skip."""
     size = len(all_)
@@ -121,14 +121,14 @@ def _report(
     return made, bool(causes)
 
 
-def _reason(skipped: list[tuple[RankOutcome, Any]], size: int) -> Any:
+def _reason(skipped: list[tuple[RankResult, Any]], size: int) -> Any:
     """Where and why the first of these ranks has skipped the test."""
     one, report = skipped[0]
     path, line, reason = report.longrepr
     return path, line, f"{reason} (rank {one.rank} of {size})" if len(skipped) < size else reason
 
 
-def _of_report(one: RankOutcome, report: Any, size: int) -> _Failure:
+def _of_report(one: RankResult, report: Any, size: int) -> _Failure:
     where = f"rank {one.rank} of {size} (pid {one.pid})"
     longrepr, crash = report.longrepr, getattr(report.longrepr, "reprcrash", None)
     if crash is None:
@@ -140,7 +140,7 @@ def _of_report(one: RankOutcome, report: Any, size: int) -> _Failure:
     return _Failure(where, key, crash.message.partition("\n")[0], chain, crash)
 
 
-def _of_end(one: RankOutcome, size: int) -> _Failure:
+def _of_end(one: RankResult, size: int) -> _Failure:
     stacks = f"Its stacks then:\n{one.stacks or '(it wrote none)'}\n" if one.hung else ""
     text = f"{one.missing}\n" if one.missing else stacks
     where = f"rank {one.rank} of {size} (pid {one.pid})"
@@ -175,7 +175,7 @@ def _text(text: str) -> tuple[ReprTraceback, None, None]:
     return ReprTraceback([ReprEntryNative([text])], None, "native"), None, None
 
 
-def _sections(found: list[tuple[RankOutcome, Any]], all_: list[RankOutcome]) -> list[tuple[str, str]]:
+def _sections(found: list[tuple[RankResult, Any]], all_: list[RankResult]) -> list[tuple[str, str]]:
     """What ranks printed, and what pytest's plugins have kept of each, such as logs."""
     sections = [(f"Captured output of rank {one.rank} (stdout, stderr)", one.printed) for one in all_]
     for one, report in found:

@@ -29,7 +29,7 @@ from unisono.engine.base.timeouts import LONGEST_S
 from unisono.engine.environment import env
 from unisono.testing import RankRequest
 from unisono.testing.marker import RanksMarker, settings
-from unisono.testing.merge import RankOutcome, merged
+from unisono.testing.merge import RankResult, merged
 from unisono.testing.rank import END_S, STACKS, hear, say
 
 LIMIT_S = 300.0  # of a test, where neither the marker nor pytest-timeout says one
@@ -125,7 +125,7 @@ class Pool:
             self._kill()
             raise
 
-    def run(self, item: pytest.Item, chosen: RanksMarker, limit_s: float, keep: int) -> list[RankOutcome]:
+    def run(self, item: pytest.Item, chosen: RanksMarker, limit_s: float, keep: int) -> list[RankResult]:
         """Run a test on the first ranks; how each of them ended, in order."""
         self._generation += self._broken
         self._broken = False
@@ -170,8 +170,8 @@ class Pool:
         self._kill(END_S)
         return errors
 
-    def _await(self, ranks: list[RankHandle], limit_s: float) -> dict[int, RankOutcome]:
-        found: dict[int, RankOutcome] = {}
+    def _await(self, ranks: list[RankHandle], limit_s: float) -> dict[int, RankResult]:
+        found: dict[int, RankResult] = {}
         deadline, hung = time.monotonic() + limit_s, "limit"
         why = f"it had not ended after {limit_s:g} s, the limit of the test"
         with selectors.DefaultSelector() as selector:
@@ -200,13 +200,13 @@ class Pool:
                         found[rank.number] = self._ended(rank, why, hung, stacks)
         return found
 
-    def _answered(self, rank: RankHandle, said: dict[str, Any]) -> RankOutcome:
+    def _answered(self, rank: RankHandle, said: dict[str, Any]) -> RankResult:
         self._broken |= said.pop("spoiled")
         deserialize = self._config.hook.pytest_report_from_serializable
         said["reports"] = [deserialize(config=self._config, data=data) for data in said["reports"]]
-        return RankOutcome(rank.number, rank.pid, printed=rank.read("out"), **said)
+        return RankResult(rank.number, rank.pid, printed=rank.read("out"), **said)
 
-    def _ended(self, rank: RankHandle, why: str = "", hung: str = "", stacks: str = "") -> RankOutcome:
+    def _ended(self, rank: RankHandle, why: str = "", hung: str = "", stacks: str = "") -> RankResult:
         """Kill a rank, or find how it has died."""
         self._broken = True
         del self._ranks[rank.number]
@@ -214,7 +214,7 @@ class Pool:
         code = self._ask(end=rank.pid)["status"]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         died = why or f"it {how} in the middle of the test"
-        return RankOutcome(
+        return RankResult(
             rank.number, rank.pid, printed=rank.read("out"), died=died, hung=hung, stacks=stacks
         )
 
@@ -273,7 +273,7 @@ class Pools(dict[int, Pool]):
 
     def run_test(self, item: pytest.Item, nextitem: pytest.Item | None, limit_s: float | None) -> None:
         """Run a marked test, and log its reports."""
-        outcomes: list[RankOutcome] = []
+        outcomes: list[RankResult] = []
 
         def run() -> None:
             chosen = settings(item)
