@@ -70,7 +70,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_674,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 10_823,
-    ("src", "csrc"): 126_426,
+    ("src", "csrc"): 126_431,
     ("tests",): 78_542,
 }
 

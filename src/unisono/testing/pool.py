@@ -105,6 +105,8 @@ class Pool:
         self._ranks: dict[int, RankHandle] = {}
         self._generation = 0
         self._broken = False
+        self._died_idle: set[int] = set()
+        self._last = ""
         streams = (f"/proc/{os.getpid()}/fd/0", f"/proc/{os.getpid()}/fd/1")
         self._debug = streams if config.option.usepdb else ()
         self.dead = False
@@ -146,12 +148,14 @@ class Pool:
                 port=_free_port(),
                 debug=self._debug,
             )
+            self._died_idle = {rank.number for rank in ranks if wait([rank.pidfd], 0)}
             for rank in ranks:
                 for kind in ("out", "stacks"):
                     os.truncate(f"{rank.files}.{kind}", 0)
                 with contextlib.suppress(OSError):  # it has died; its end is found below
                     say(rank.channel, run=run._replace(rank=rank.number))
             found = self._await(ranks, limit_s)
+            self._last = item.nodeid
         except BaseException:
             self._kill()
             raise
@@ -213,7 +217,8 @@ class Pool:
         rank.close()
         code = self._ask(end=rank.pid)["status"]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        died = why or f"it {how} in the middle of the test"
+        moment = f"after {self._last}" if rank.number in self._died_idle else "in the middle of the test"
+        died = why or f"it {how} {moment}"
         return RankResult(
             rank.number, rank.pid, printed=rank.read("out"), died=died, hung=hung, stacks=stacks
         )
