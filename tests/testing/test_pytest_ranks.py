@@ -176,10 +176,13 @@ def test_warm_ranks_take_milliseconds(tmp_path: Path) -> None:
 def test_process_groups(tmp_path: Path) -> None:
     done = ran(tmp_path, "about_torch")
     failed = {test for test in done.reports if done.outcome(test) != "passed"}
-    assert failed == {"test_one_rank_fails[unisono]", "test_one_rank_fails[gloo]"}, done.text
-    for test in failed:
-        assert "=== rank 0 of 2" in done.said(test).splitlines()[0]
-        assert "KeyError: 'the cause'" in done.said(test)
+    why = {"fails[unisono]": "KeyError: 'the cause'", "fails[gloo]": "KeyError", "dies": "exit code 3"}
+    assert failed == {f"test_one_rank_{how}" for how in why}, done.text
+    for how, words in why.items():
+        said = done.said(f"test_one_rank_{how}")
+        assert said.startswith("=== rank 0 of 2")
+        assert words in said
+        assert [one for _, one, *_ in done.reports[f"test_one_rank_{how}"]].count("failed") == 1, said
 
 
 @each(

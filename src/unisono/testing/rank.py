@@ -133,6 +133,7 @@ class _RankPlugin:
         self._warnings: list[dict[str, Any]] = []
         self._missing = ""
         self._failed = self._broken = False
+        self._lost: Exception | None = None
 
     def pytest_collection(self) -> bool:
         """Collect nothing yet."""
@@ -270,12 +271,16 @@ class _RankPlugin:
                 raise
         except GroupError:
             self._broken = True
+        except Exception as error:  # of Gloo or NCCL: likely because of another rank, which then says why
+            self._broken = True
+            self._lost = error
+            raise
         else:
             if left:
                 pytest.fail(left, pytrace=False)
 
     def _follows(self, error: BaseException) -> bool:
-        return uncaught(error, self._groups.run.rank, printed=True).lost
+        return error is self._lost or uncaught(error, self._groups.run.rank, printed=True).lost
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """`process_group` over Unisono, over Gloo and on virtual GPUs, and programs that make their own."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,6 +24,12 @@ def test_one_rank_fails(process_group, rank):
     if rank == 0:
         raise KeyError("the cause")
     dist.all_reduce(torch.ones(3))
+
+
+@pytest.mark.ranks(2, backend="gloo")
+def test_one_rank_dies(process_group, rank):
+    if rank == 0:
+        os._exit(3)
 
 
 @pytest.mark.ranks(2)
