@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_674,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 10_823,
     ("src", "csrc"): 126_436,
-    ("tests",): 78_553,
+    ("tests",): 78_562,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

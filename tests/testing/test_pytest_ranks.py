@@ -186,28 +186,24 @@ def test_process_groups(tmp_path: Path) -> None:
 
 
 @each(
-    "marker, words",
+    "args, kwargs, words",
     [
-        ("ranks()", "needs one number"),
-        ("ranks(0)", "ranks is 0, expected 1..1024"),
-        ("ranks('2')", "ranks is '2', expected a whole number"),
-        ("ranks(3, hosts=2)", "3 ranks are no multiple of 2 hosts"),
-        ("ranks(2, backend='mpich')", "got 'mpich', expected unisono, gloo, nccl"),
-        ("ranks(2, gpus=2)", "there is no gpus="),
-        ("ranks(2, timeout=0)", "timeout is 0"),
+        ([], {}, "needs one number"),
+        ([0], {}, "ranks is 0, expected 1..1024"),
+        (["2"], {}, "ranks is '2', expected a whole number"),
+        ([3], {"hosts": 2}, "3 ranks are no multiple of 2 hosts"),
+        ([2], {"backend": "mpich"}, "got 'mpich', expected unisono, gloo, nccl"),
+        ([2], {"gpus": 2}, "there is no gpus="),
+        ([2], {"timeout": 0}, "timeout is 0"),
     ],
 )
-def test_wrong_markers(marker: str, words: str, tmp_path: Path) -> None:
-    suite = tmp_path / "wrong.py"
-    suite.write_text(f"import pytest\n@pytest.mark.{marker}\ndef test():\n    pass\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *QUIET, str(suite)],
-        env=environ(tmp_path),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 4
-    assert words in done.stdout + done.stderr
+def test_wrong_markers(
+    args: list[Any], kwargs: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARKER", json.dumps([args, kwargs]))
+    done = ran(tmp_path, "wrong_marker")
+    assert done.code == 4
+    assert words in done.text
 
 
 def test_debugger_on_the_rank_that_fails(tmp_path: Path) -> None:
