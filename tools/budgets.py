@@ -70,8 +70,8 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_675,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
-    ("src", "csrc"): 129_755,
-    ("tests",): 80_412,
+    ("src", "csrc"): 130_989,
+    ("tests",): 81_027,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

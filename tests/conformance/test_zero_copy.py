@@ -2,6 +2,7 @@
 so.
 """
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +10,45 @@ import pytest
 
 import ranks
 import unisono as un
+from loops import each
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
-@pytest.mark.parametrize("size", [2, 3])
+def given(numel: int, kind: str) -> np.ndarray:
+    if kind == "ordinary":
+        return np.zeros(numel, np.float32)
+    # Memory that this process may write only: other processes cannot read it, as that of a device.
+    return np.frombuffer(mmap.mmap(-1, 4 * numel, prot=mmap.PROT_WRITE), np.float32)
+
+
+@pytest.mark.ranks([2, 3])
 @pytest.mark.parametrize("zero_copy", ["1", "0"])
+@each("kind", ["ordinary", "closed"])
+@each("numel", [1000, 70_001, 1_100_001])
 def test_lent_collectives_between_processes(
-    size: int, zero_copy: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, numel: int, zero_copy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every rank sends arrays that others can read and such that they cannot."""
     monkeypatch.setenv("UNISONO_ZERO_COPY", zero_copy)
-    assert ranks.processes(size, PROGRAMS / "exchanges.py") == ["done\n"] * size
+    with un.init_process_group(init_method="env://", group_name=f"{kind} {numel}") as group:
+        p, rank = group.size, group.rank
+        right, left = (rank + 1) % p, (rank - 1) % p
+        x, got = given(numel, kind), given(numel, kind)
+        x[:] = np.arange(numel) + rank
+        assert group.sendrecv(x, right, got, left) == left
+        assert (got == np.arange(numel) + left).all()
+        out = given(p * numel, kind).reshape(p, numel)
+        group.all_gather(out, x)
+        assert all((out[r] == np.arange(numel) + r).all() for r in range(p))
+        group.all_to_all(got := given(p * numel, kind).reshape(p, numel), out)
+        assert all((got[r] == np.arange(numel) + rank).all() for r in range(p))
+        group.broadcast(x, src=p - 1)
+        assert (x == np.arange(numel) + p - 1).all()
+        if p == 2:  # both send first
+            group.send(x + rank, right)
+            group.recv(got[0], left)
+            assert (got[0] == np.arange(numel) + p - 1 + left).all()
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])

@@ -32,8 +32,8 @@ KEPT_SUFFIXES = (
     "/memfd:unisono-arrays (deleted)",
     "/memfd:unisono-stack (deleted)",
 )  # the last two: one per process
-# multiprocessing's helper, which lives as long as this process.
-KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+# multiprocessing's helper, and the ranks of marked tests, which live as long as this process.
+KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "unisono.testing.rank")
 # Files in /dev/shm that Python's multiprocessing and MPICH name at random: their owner is unknown. Unisono
 # makes none there; a test whose ranks do uses a name of its own (see `launching`).
 ANYBODYS_FILES = ("psm_", "mpich_shm_")

@@ -184,7 +184,7 @@ def test_the_plug_in_is_ready_before_pytorch(tmp_path: Path):
         str(tmp_path),
     ]
     if not importlib.metadata.entry_points(group="pytest11", name="unisono_virtual"):
-        command[3:3] = ["-p", "unisono.virtual.plugin"]  # installed before there was one
+        command[3:3] = ["-p", "unisono.testing.plugin"]  # installed before there was one
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False, cwd=tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
