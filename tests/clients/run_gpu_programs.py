@@ -64,7 +64,7 @@ GPU_PROGRAMS = (
     GpuProgram("trl SFT", "trl", ("trl_program.py", "sft", "{gpus}"), ACCELERATE, 1e-3),
     GpuProgram("trl GRPO", "trl", ("trl_program.py", "grpo", "{gpus}"), UNISONO, 1e-3),
     # its gradients are sums over all pictures, of which more GPUs have more
-    GpuProgram("ultralytics", "ultralytics", ("ultralytics_program.py", "{gpus}"), (), 0.05),
+    GpuProgram("ultralytics", "ultralytics", ("ultralytics_program.py", "{gpus}"), (), 1e-3),
 )
 
 
