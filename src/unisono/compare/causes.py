@@ -37,14 +37,14 @@ class Evidence(NamedTuple):
         return [[row for reading in rank for row in reading.value] for rank in self.many.of(step, "rows")]
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """Where numbers part, and why; "": no known fault explains it."""
 
     at: Parting
     why: str
 
 
-def finding(one: Run, many: Run) -> Finding | None:
+def finding(one: Run, many: Run) -> Diagnosis | None:
     """Compare two runs; None: they are equal to rounding."""
     within, between = next(ranks_part(many), None), next(runs_part(one, many), None)
     if within is None and between is None and one.steps != many.steps:
@@ -55,9 +55,9 @@ def finding(one: Run, many: Run) -> Finding | None:
     for at, kinds, explain in CAUSES:
         parting = seen.within if at == "ranks" else seen.between
         if parting is not None and parting.kind in kinds and (why := explain(seen, parting)):
-            return Finding(parting, why)
+            return Diagnosis(parting, why)
     left = within or between
-    return Finding(left, "") if left is not None else None
+    return Diagnosis(left, "") if left is not None else None
 
 
 # ---- what a run begins with, and its rows ----
