@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_675,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
     ("src", "csrc"): 130_989,
-    ("tests",): 81_027,
+    ("tests",): 81_031,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,10 +11,11 @@ from ports import reserved
 EXAMPLES = suite.HERE.parents[1] / "examples"
 LINES = 80
 SHARED = {"plan_trainer.py", "timeline.py", "transformer.py"}
-ELSEWHERE = {  # they need the launcher
+ELSEWHERE = {  # they need the launcher, or pytest
     "elastic_training.py": "test_parallel_elastic.py",
     "ddp_survives.py": "test_replicas_survive.py",
     "fsdp2_survives.py": "test_replicas_survive.py",
+    "test_on_ranks.py": "test_pytest_ranks.py",
 }
 # program, ranks, arguments; and a text that rank 0 or the last rank prints
 RUNS = [

@@ -23,6 +23,7 @@ SOURCES = HERE.parents[1] / "src" / "unisono"
 APART = {"torch_internals", "virtual"}  # virtual GPUs are made of PyTorch's insides
 STANDARD = {"_exit", "_thread", "_current_frames", "_getframe", "_asdict", "_member_map_"}
 TORCHFTS = {"_uuid"}
+PYTESTS = {"_setupstate", "_tmp_path_factory", "_run_exitfuncs"}  # of pytest and atexit, in unisono.testing
 NAMES = [name for found in catalog.names().values() for name in found]
 OLDEST, NEWEST = (2, 12), (2, 15)
 
@@ -78,7 +79,7 @@ def defined(tree: ast.AST) -> Iterator[str]:
 
 def private(tree: ast.AST, ours: set[str]) -> Iterator[str]:
     """Uses of private names that are neither ours nor the standard library's, as "line: name"."""
-    known = ours | STANDARD | TORCHFTS
+    known = ours | STANDARD | TORCHFTS | PYTESTS
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -90,7 +91,7 @@ def private(tree: ast.AST, ours: set[str]) -> Iterator[str]:
         for name in names:
             parts = name.split(".")
             if (
-                any(part.startswith("_") and part != "__future__" for part in parts)
+                any(part.startswith("_") and part not in ("__future__", "_pytest", "_code") for part in parts)
                 and "unisono" not in parts
                 and name not in STANDARD
             ):

@@ -30,6 +30,7 @@ LIVING = {
     "Group",
     "HashStore",
     "PrefixStore",
+    "Queue",
     "Store",
     "StoreServer",
     "TCPStore",

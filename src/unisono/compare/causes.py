@@ -10,7 +10,7 @@ from .parting import Parting, allowed, differ, ranks_part, runs_part
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .records import Run
+    from .records import TrialRun
 
 
 class Evidence(NamedTuple):
@@ -22,8 +22,8 @@ class Evidence(NamedTuple):
         between: where the runs part first; None: not at that step.
     """
 
-    one: Run
-    many: Run
+    one: TrialRun
+    many: TrialRun
     within: Parting | None
     between: Parting | None
 
@@ -44,7 +44,7 @@ class Diagnosis(NamedTuple):
     why: str
 
 
-def finding(one: Run, many: Run) -> Diagnosis | None:
+def finding(one: TrialRun, many: TrialRun) -> Diagnosis | None:
     """Compare two runs; None: they are equal to rounding."""
     within, between = next(ranks_part(many), None), next(runs_part(one, many), None)
     if within is None and between is None and one.steps != many.steps:
@@ -101,14 +101,14 @@ def _rows(seen: Evidence, at: Parting) -> str:
     )
 
 
-def _all_rows(run: Run) -> list[list[int]]:
+def _all_rows(run: TrialRun) -> list[list[int]]:
     return [
         [row for step in range(run.steps) for reading in run.of(step, "rows")[rank] for row in reading.value]
         for rank in range(run.size)
     ]
 
 
-def _repeats(run: Run) -> bool:
+def _repeats(run: TrialRun) -> bool:
     """Whether the rows of rank 0 come in the same order again."""
     rows = _all_rows(run)[0]
     again = next((place for place in range(1, len(rows)) if rows[place] == rows[0]), 0)

@@ -13,7 +13,7 @@ from .records import KINDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .records import Reading, Run
+    from .records import Reading, TrialRun
 
 EPS = {"float64": 2.2e-16, "float32": 1.2e-7, "float16": 9.8e-4, "bfloat16": 7.8e-3}
 
@@ -60,7 +60,7 @@ def differ(kind: str, a: Any, b: Any, type_: str, step: int) -> bool:
     return bool(abs(a - b) > limit * max(abs(a), abs(b)))
 
 
-def ranks_part(run: Run) -> Iterator[Parting]:
+def ranks_part(run: TrialRun) -> Iterator[Parting]:
     """Where ranks of one run have different numbers that have to be equal on all, in the order of steps."""
     for step in range(run.steps):
         for kind in ("start", "clip", "gradient", "rate", "parameter", "buffer"):
@@ -73,7 +73,7 @@ def ranks_part(run: Run) -> Iterator[Parting]:
                         break
 
 
-def runs_part(one: Run, many: Run) -> Iterator[Parting]:
+def runs_part(one: TrialRun, many: TrialRun) -> Iterator[Parting]:
     """Where two runs part, in the order of steps and of what a step makes."""
     for step in range(min(one.steps, many.steps)):
         for kind in KINDS:

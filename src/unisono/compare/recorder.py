@@ -32,10 +32,10 @@ _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 def begin() -> None:
     """Record this process from here on, if `unisono compare` has started it."""
     if (recording := writer()) is not None:
-        _Recorder(recording)
+        _StepRecorder(recording)
 
 
-class _Recorder:
+class _StepRecorder:
     """The hooks of one process."""
 
     def __init__(self, to: Writer) -> None:

@@ -70,7 +70,7 @@ def note(name: str, value: float) -> None:
         recording.add("note", name, float(value))
 
 
-class Run(NamedTuple):
+class TrialRun(NamedTuple):
     """The readings of all ranks of one run.
 
     Attributes:
@@ -101,7 +101,7 @@ class Run(NamedTuple):
         return [rank.get((step, kind), []) for rank in self.ranks]
 
 
-def read_run(name: str, folder: Path, size: int) -> Run:
+def read_run(name: str, folder: Path, size: int) -> TrialRun:
     """Read what the ranks of a run have written.
 
     Raises:
@@ -120,4 +120,4 @@ def read_run(name: str, folder: Path, size: int) -> Run:
                 "unisono compare reads steps of torch.optim; other numbers: un.compare.note(name, value)"
             )
         ranks.append(found)
-    return Run(name, ranks)
+    return TrialRun(name, ranks)

@@ -13,7 +13,7 @@ import unisono.parallel as up
 from parallel import models, sweep
 from parallel.fused_saves import Fused
 from parallel.fused_saves import batches as vectors
-from parallel.plain_training import begun, seeded, trained
+from parallel.plain_training import adamw, begun, seeded, sgd, trained
 from parallel.predictions import PLANS, close
 
 TEXT_PLANS = (
@@ -21,10 +21,10 @@ TEXT_PLANS = (
 )  # fmt: skip
 
 
-def run_of(plan: up.Plan, make: Any, batches: list[Any], loss: Any) -> up.Run:
+def run_of(plan: up.Plan, make: Any, batches: list[Any], loss: Any, *, optimizer: Any = adamw) -> up.Run:
     """Trained on batches."""
     sample = batches[0][0] if plan.tensor > 1 or make is Fused else None
-    run = begun(plan, make, loss, sample=sample)
+    run = begun(plan, make, loss, optimizer=optimizer, sample=sample)
     for batch in run.shard(batches):
         run.step(batch)
     return run
@@ -32,9 +32,10 @@ def run_of(plan: up.Plan, make: Any, batches: list[Any], loss: Any) -> up.Run:
 
 def check_a_plain_copy_has_the_weights(folder: Path) -> None:
     batches, loss = vectors(2), nn.functional.cross_entropy
-    wanted = trained(Fused, batches, loss)[0].state_dict()
+    # With one token the gradients of query and key are nothing but rounding, which Adam makes large.
+    wanted = trained(Fused, batches, loss, optimizer=sgd)[0].state_dict()
     for plan in (PLANS[1], PLANS[2], PLANS[4]):
-        run = run_of(plan, Fused, batches, loss)
+        run = run_of(plan, Fused, batches, loss, optimizer=sgd)
         plain = Fused()
         run.copy_to(plain)
         for name, value in plain.state_dict().items():

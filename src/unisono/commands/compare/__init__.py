@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.compare.causes import finding
-from unisono.compare.records import Run, read_run
+from unisono.compare.records import TrialRun, read_run
 from unisono.engine.environment import env
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run and compare. Exit code: 0 they agree, 1 they part, 2 nothing can be said."""
+    """TrialRun and compare. Exit code: 0 they agree, 1 they part, 2 nothing can be said."""
     try:
         runs = [_run(trial, args) for trial in _trials(args)]
     except ValueError as error:
@@ -84,8 +84,8 @@ def _trials(args: argparse.Namespace) -> list[Launch]:
     return found
 
 
-def _run(trial: Launch, args: argparse.Namespace) -> Run:
-    """Run the script, and read what its ranks have recorded.
+def _run(trial: Launch, args: argparse.Namespace) -> TrialRun:
+    """TrialRun the script, and read what its ranks have recorded.
 
     Raises:
         ValueError: the run failed, or recorded nothing.
@@ -118,7 +118,7 @@ def _filled(word: str, ranks: int) -> str:
     return DIVIDED.sub(quotient, word).replace("{ranks}", str(ranks))
 
 
-def _compare(one: Run, many: Run) -> bool:
+def _compare(one: TrialRun, many: TrialRun) -> bool:
     """Print how two runs compare; whether they agree."""
     what, found = f"{many.name} against {one.name}", finding(one, many)
     if found is None:
@@ -129,7 +129,7 @@ def _compare(one: Run, many: Run) -> bool:
     return False
 
 
-def _place(at: Parting, many: Run) -> str:
+def _place(at: Parting, many: TrialRun) -> str:
     where = f"they part at step {at.step}, {at.kind}{f' {at.name}' if at.name else ''}"
     if at.kind in ("rows", "start"):
         return where
