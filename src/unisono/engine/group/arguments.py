@@ -114,13 +114,13 @@ def check_reducible(kind: str, dtype: int, op: Op) -> None:
         raise ValueError(f"{kind}: AVG has no meaning for a prefix; use SUM")
 
 
-def element_type(kind: str, op: Op, dtype: int, buffers: tuple[Any, ...]) -> np.dtype[Any] | None:
-    """NumPy's dtype of the buffers that a function gets; None: the op is none, or the call reduces nothing.
+def element_type(kind: str, dtype: int, buffers: tuple[Any, ...]) -> np.dtype[Any] | None:
+    """NumPy's dtype of the buffers that a function gets; None: the call reduces nothing.
 
     Raises:
         TypeError: NumPy has no such type, or the buffers have several.
     """
-    if type(op) is not UserOp or not CONTRACTS[kind_of(kind).plan].reduces or kind == "barrier":
+    if not CONTRACTS[kind_of(kind).plan].reduces or kind == "barrier":
         return None
     import numpy as np
 

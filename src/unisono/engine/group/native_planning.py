@@ -280,7 +280,7 @@ class NativePlanner(MessagePlanner):
             ValueError: there is no such algorithm.  TypeError: the dtype has no such operation.
             GroupClosed: the group was closed.
         """
-        kind, op, root, algorithm, in_order, *_ = call
+        kind, op, root, algorithm, in_order, _, _ = call
         check_op(kind, op)
         if type(op) is UserOp:
             return self._prepare_function(call, op, dtype, numel)

@@ -130,7 +130,7 @@ class Planner(ABC, Generic[Runner]):
         if codec is not None or between_hosts is not None or feedback is not None or max_error is not None:
             coding = CodecArguments(codec, between_hosts, feedback, max_error)
         in_order = reproducible or self.reproducible
-        element = element_type(kind, op, buffers[0].dtype, (out, sendbuf))
+        element = element_type(kind, buffers[0].dtype, (out, sendbuf)) if type(op) is UserOp else None
         call = CallArguments(kind, op, root, algorithm, in_order, coding, element)
         if coding is not None:
             from unisono.engine.group.low_rank_call import (
