@@ -147,12 +147,8 @@ def rank_environment(
     Variables of another launcher in `base` (SLURM_PROCID, ...) describe this launcher, not the rank. They are
     dropped: a library that reads them would see n equal ranks.
     """
-    ours = (
-        "UNISONO_JOIN",
-        "UNISONO_PARENTS",
-        *(("UNISONO_TOKEN", "UNISONO_TOKEN_FILE") if job.token else ()),
-    )
-    dropped = _foreign_placement().union(ours)
+    token = ("UNISONO_TOKEN", "UNISONO_TOKEN_FILE") if job.token else ()
+    dropped = _foreign_placement().union(("UNISONO_JOIN", "UNISONO_PARENTS"), token)
     environ = {name: value for name, value in base.items() if name not in dropped}
     _share_cores(environ, job.world_size)
     environ.setdefault("PYTHONFAULTHANDLER", "1")
