@@ -1,4 +1,4 @@
-"""Rank 0 ends after a send of 64 MB; rank 1 receives it when a file is there: sends_and_ends.py FILE."""
+"""Rank 0 ends after a send of 4 MB; rank 1 receives it when a file is there: sends_and_ends.py FILE."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ import numpy as np
 
 import unisono as un
 
-NUMEL = 1 << 24  # more than the buffers of the sockets hold
+NUMEL = 1 << 20
 group = un.init_process_group()
 if group.rank == 0:
     group.send(np.arange(NUMEL, dtype=np.float32), 1)
