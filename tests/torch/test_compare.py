@@ -58,8 +58,15 @@ def test_what_cannot_be_compared_is_said() -> None:
         (("-n", "2,1", str(PROGRAM)), "the smallest first"),
         (("-n", "1,5", str(PROGRAM), "none", "{12/ranks}"), "12 is not divisible by 5 ranks"),
         (("-n", "1,2", str(PROGRAM), "none"), "failed with exit code"),
+        (("-n", "2", "--against", "gloo", str(PROGRAM), "none", "{12/ranks}"), "the backend 'unisono'"),
         (("-n", "1,2", "-c"), "the following arguments are required"),
     ):
         done = compared(*words)
         assert done.returncode == FAILED, done.stdout
         assert said in done.stderr, done.stderr
+
+
+def test_two_libraries_agree() -> None:
+    done = compared("-n", "2", "--against", "gloo", str(PROGRAM), "none", "{12/ranks}", "gloo")
+    assert "2 ranks over Gloo against 2 ranks: equal to rounding" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == AGREE

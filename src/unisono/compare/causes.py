@@ -28,9 +28,13 @@ class Evidence(NamedTuple):
     between: Parting | None
 
     @property
-    def factor(self) -> int:
-        """How many times as many ranks."""
-        return self.many.size // self.one.size
+    def factor(self) -> float:
+        """How many times as many ranks; 1: two libraries are compared."""
+        return self.many.size / self.one.size
+
+    def is_times(self, ratio: float) -> bool:
+        """Whether a ratio is that of the ranks."""
+        return self.factor != 1 and abs(ratio / self.factor - 1) < 0.01
 
     def rows(self, step: int) -> list[list[int]]:
         """The rows of each rank of `many` in a step."""
@@ -79,9 +83,9 @@ def _rows(seen: Evidence, at: Parting) -> str:
     sizes = f"a step has {len(many)} rows on {seen.many.size} ranks and {len(one)} on {seen.one.size}"
     if len(per_rank) > 1 and all(sorted(rows) == sorted(per_rank[0]) for rows in per_rank):
         return "every rank trains on the same rows. Give the DataLoader a DistributedSampler"
-    if len(many) == seen.factor * len(one):
+    if seen.is_times(len(many) / len(one)):
         return f"{sizes}: the batch of a rank has to be that of one divided by the ranks"
-    if len(many) * seen.factor == len(one):
+    if seen.is_times(len(one) / len(many)):
         return f"{sizes}: they are divided twice, as by two samplers, or by a sampler and the size of a batch"
     if _repeats(seen.many) and not _repeats(seen.one):
         return "each epoch has its rows in the same order: call sampler.set_epoch(epoch) before each one"
@@ -125,7 +129,12 @@ def _output(seen: Evidence, at: Parting) -> str:
             "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) takes them over all"
         )
     if at.type != "dropout":
-        return f"a module ({at.type}) returns other numbers for the same rows and parameters"
+        rows = (
+            "the same rows"
+            if all(seen.rows(at.step))
+            else "rows that are not known (the model gets no tensor)"
+        )
+        return f"a module ({at.type}) returns other numbers for {rows} and the same parameters"
     if len({rank[0].value for rank in seen.many.of(0, "seed") if rank}) == 1:
         return "dropout drops the same places on all ranks: seed them apart after the model is made"
     return "dropout drops other places than one process does: compare with dropout off"
@@ -142,10 +151,10 @@ def _uneven(seen: Evidence, at: Parting) -> str:
 
 
 def _loss(seen: Evidence, at: Parting) -> str:
-    if abs(at.ratio - seen.factor) < 0.01 * seen.factor:
-        return f"the loss is {seen.factor} times as large for the same outputs: it lacks a division"
-    if abs(at.ratio * seen.factor - 1) < 0.01:
-        return f"the loss is divided by {seen.factor} once too often: DDP makes the mean over ranks already"
+    if seen.is_times(at.ratio):
+        return f"the loss is {seen.factor:g} times as large for the same outputs: it lacks a division"
+    if at.ratio and seen.is_times(1 / at.ratio):
+        return f"the loss is divided by {seen.factor:g} once too often: DDP makes the mean over ranks already"
     return (
         "outputs are equal, and the mean of the ranks' losses is another one. A loss over tokens or weights "
         "has to be divided by their number on all ranks, not by that of its own rank"
@@ -175,10 +184,10 @@ def _apart(seen: Evidence, at: Parting) -> str:
 
 
 def _scaled(seen: Evidence, at: Parting) -> str:
-    if abs(at.ratio / seen.factor - 1) < 0.01:
-        return f"gradients are {seen.factor} times as large: they are summed over ranks, not averaged"
-    if abs(at.ratio * seen.factor - 1) < 0.01:
-        return f"gradients are divided by {seen.factor} once too often: a mean of what is a mean already"
+    if seen.is_times(at.ratio):
+        return f"gradients are {seen.factor:g} times as large: they are summed over ranks, not averaged"
+    if at.ratio and seen.is_times(1 / at.ratio):
+        return f"gradients are divided by {seen.factor:g} once too often: a mean of what is a mean already"
     size = max(at.one[0], at.many[0]) if isinstance(at.one, list) else max(at.one, at.many)
     distance = max(abs(a - b) for a, b in zip(_numbers(at.one), _numbers(at.many), strict=True)) / size
     if at.type == "float32" and distance < allowed("bfloat16", 0):
@@ -224,6 +233,7 @@ CAUSES: tuple[tuple[str, tuple[str, ...], Callable[[Evidence, Parting], str]], .
     ("ranks", ("start",), _unequal_start),
     ("runs", ("start",), _other_start),
     ("runs", ("rows",), _rows),
+    ("ranks", ("parameter",), _written),
     ("runs", ("output",), _output),
     ("runs", ("loss", "gradient"), _uneven),
     ("runs", ("loss",), _loss),
@@ -232,7 +242,7 @@ CAUSES: tuple[tuple[str, tuple[str, ...], Callable[[Evidence, Parting], str]], .
     ("runs", ("gradient", "clip"), _scaled),
     ("ranks", ("rate",), _rate),
     ("runs", ("rate",), _rate),
-    ("ranks", ("parameter", "buffer"), _written),
+    ("ranks", ("buffer",), _written),
     ("runs", ("parameter", "buffer"), _update),
     ("runs", ("note",), _noted),
     ("runs", ("steps",), _steps),

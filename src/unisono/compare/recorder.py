@@ -13,6 +13,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils.clip_grad import clip_grad_norm_
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -48,7 +49,7 @@ class _StepRecorder:
         self._direction = torch.randn(_PERIOD, dtype=torch.float64, generator=draws)
         self._in_backward = False
         nn.modules.module.register_module_forward_pre_hook(self._enter)
-        nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
+        nn.modules.module.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         torch.autograd.backward = self._noting_losses(torch.autograd.backward)
@@ -57,7 +58,7 @@ class _StepRecorder:
 
     # ---- forward ----
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _enter(self, module: nn.Module, _args: Any) -> None:
         if self._outermost is not None or self._in_backward:  # in backward: a part is computed again
             return
         if not torch.is_grad_enabled() or not module.training:
@@ -66,12 +67,8 @@ class _StepRecorder:
             return
         self._outermost = module
         self._know(module)
-        for one in args:
-            if isinstance(one, Tensor) and one.dim() > 0:
-                self._to.add("rows", "", [_digest(row) for row in one.detach()], _type(one))
-                return
 
-    def _leave(self, module: nn.Module, _args: Any, output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, named: dict[str, Any], output: Any) -> None:
         path = self._paths.get(module)
         if self._outermost is not None and path and isinstance(output, Tensor) and output.is_floating_point():
             values = output.detach().double()
@@ -80,13 +77,17 @@ class _StepRecorder:
             self._to.add("output", path, sums, draws)
         if module is self._outermost:
             self._outermost = None
+            batch = next(_tensors([*args, *named.values()]), None)
+            if batch is not None:
+                self._to.add("rows", "", [_digest(row) for row in batch.detach()], _type(batch))
 
     def _know(self, model: nn.Module) -> None:
         """Name the modules and parameters of a model, and record what it begins with."""
         if model in self._paths:
             return
         if not self._models:
-            self._to.add("seed", "", torch.initial_seed())
+            backend = dist.get_backend() if dist.is_available() and dist.is_initialized() else ""
+            self._to.add("seed", "", torch.initial_seed(), backend)
         number = f"{len(self._models)}:" if self._models else ""
         self._models.append(model)
         for path, module in model.named_modules():
@@ -156,6 +157,15 @@ class _StepRecorder:
         pieces = zip(torch.split(values, _PERIOD), repeat(self._direction), strict=False)
         projection = sum(float(piece @ direction[: len(piece)]) for piece, direction in pieces)
         return [float(values.norm()), projection]
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """The tensors with rows in arguments, also within lists and dictionaries."""
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, (dict, list, tuple)):
+            yield from _tensors(value)
+        elif isinstance(value, Tensor) and value.dim() > 0:
+            yield value
 
 
 def _whole(tensor: Tensor) -> Tensor:

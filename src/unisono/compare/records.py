@@ -22,7 +22,7 @@ class Reading(NamedTuple):
         name: of a module, a parameter, a buffer, a group of parameters, or what a script has noted.
         value: rows: a digest of each row. output: [sum, sum of magnitudes]. start, parameter: [norm,
             projection, digest]. gradient, buffer: [norm, projection]. Others: a number.
-        type: of the values: float32 ...; of a module: its class.
+        type: of the values: float32 ...; of a module: its class; of the seed: the group's backend.
     """
 
     step: int
@@ -85,6 +85,11 @@ class TrialRun(NamedTuple):
     def size(self) -> int:
         """The number of ranks."""
         return len(self.ranks)
+
+    @property
+    def backend(self) -> str:
+        """The backend of torch.distributed that the script asked for; "": none."""
+        return next((reading.type for reading in self.of(0, "seed")[0]), "")
 
     @property
     def steps(self) -> int:

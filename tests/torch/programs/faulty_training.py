@@ -1,4 +1,4 @@
-"""`faulty_training.py FAULT ROWS`: a small training with one of the known faults, or "none".
+"""`faulty_training.py FAULT ROWS [BACKEND]`: a small training with one of the known faults, or "none".
 
 ROWS: the rows of a step on each rank.
 """
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 
 FAULT, BATCH = sys.argv[1], int(sys.argv[2])
 ROWS, EPOCHS = 48, 2
-dist.init_process_group("unisono")
+dist.init_process_group(sys.argv[3] if len(sys.argv) > 3 else "unisono")
 rank, size = dist.get_rank(), dist.get_world_size()
 
 
@@ -83,7 +83,7 @@ for epoch in range(EPOCHS):
         micro = 2 if is_fault("each backward", "accumulation") else 1
         for part in range(micro):
             x, y, w = (one[part::micro] for one in (inputs, labels, weights))
-            outputs = model(x)
+            outputs = model(input=x) if is_fault("no sampler") else model(x)
             if is_fault("token weights"):
                 losses = nn.functional.cross_entropy(outputs, y, reduction="none")
                 loss = (losses * w).sum() / w.sum()

@@ -56,15 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """TrialRun and compare. Exit code: 0 they agree, 1 they part, 2 nothing can be said."""
     try:
-        runs = [_run(trial, args) for trial in _trials(args)]
+        runs = [_run(launch, args) for launch in _launches(args)]
     except ValueError as error:
         sys.stderr.write(f"unisono compare: {error}\n")
         return 2
-    agree = [_compare(runs[0], other) for other in runs[1:]]
+    pairs = [(runs[0], other) for other in runs[1:]]
+    if args.against:  # each run of Unisono with the first, and with the one behind it, over the other library
+        pairs = [(runs[0], other) for other in runs[2::2]] + list(zip(runs[::2], runs[1::2], strict=True))
+    agree = [_compare(one, many) for one, many in pairs]
     return 0 if all(agree) else 1
 
 
-def _trials(args: argparse.Namespace) -> list[Launch]:
+def _launches(args: argparse.Namespace) -> list[Launch]:
     words = args.n.split(",")
     if not all(word.isdecimal() and int(word) for word in words) or args.steps < 0:
         raise ValueError(f"-n {args.n} --steps {args.steps}: expected -n 1,2 and at least 0 steps")
@@ -84,15 +87,15 @@ def _trials(args: argparse.Namespace) -> list[Launch]:
     return found
 
 
-def _run(trial: Launch, args: argparse.Namespace) -> TrialRun:
+def _run(launch: Launch, args: argparse.Namespace) -> TrialRun:
     """TrialRun the script, and read what its ranks have recorded.
 
     Raises:
         ValueError: the run failed, or recorded nothing.
     """
-    words = [_filled(word, trial.ranks) for word in args.args]
-    flags = [*trial.flags, *(["-m"] if args.module else [])]
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(trial.ranks), *flags, args.script, *words]
+    words = [_filled(word, launch.ranks) for word in args.args]
+    flags = [*launch.flags, *(["-m"] if args.module else [])]
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(launch.ranks), *flags, args.script, *words]
     with tempfile.TemporaryDirectory(prefix="unisono-compare-") as folder:
         environ = env.copy() | {"UNISONO_COMPARE": f"{args.steps}:{folder}"}
         done = subprocess.run(
@@ -100,9 +103,14 @@ def _run(trial: Launch, args: argparse.Namespace) -> TrialRun:
         )
         if done.returncode:
             last = "\n".join(done.stdout.splitlines()[-LAST_LINES:])
-            raise ValueError(f"{trial.name} failed with exit code {done.returncode}:\n{last}")
-        run = read_run(trial.name, Path(folder), trial.ranks)
-    losses = [reading.value for step in (0, run.steps - 1) for reading in run.of(step, "loss")[0][:1]]
+            raise ValueError(f"{launch.name} failed with exit code {done.returncode}:\n{last}")
+        run = read_run(launch.name, Path(folder), launch.ranks)
+    if args.against and run.backend != args.against:
+        raise ValueError(
+            f"the script asks for the backend {run.backend!r}: --against {args.against} is for scripts that "
+            f"ask for {args.against!r}, and runs them once with Unisono in its place"
+        )
+    losses = [loss for step in (0, run.steps - 1) if (loss := run.mean_loss(step)) is not None]
     print(
         f"{run.name}: {run.steps} steps" + (f", loss {losses[0]:.6g} to {losses[-1]:.6g}" if losses else "")
     )
