@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_675,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
     ("src", "csrc"): 131_018,
-    ("tests",): 81_042,
+    ("tests",): 81_080,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

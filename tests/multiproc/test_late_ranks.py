@@ -57,9 +57,11 @@ def test_every_waiting_rank_says_where_the_late_one_was(outputs: dict[str, list[
             unknown += found[1] is None
         for name in UNKNOWN:
             found = one.match(text[name])
-            assert found is not None, text[name]
-            # Rank 0 continues the stopped rank, perhaps before the others have given up.
+            # Rank 0 continues the stopped rank, perhaps before the others have given up: it comes, too late.
             continued = ("is_stopped", "meet") if text is texts[1] and name == "is_stopped" else ()
+            if continued and re.search("rank 2 did not answer .*last seen in all_reduce #2", text[name]):
+                continue
+            assert found is not None, text[name]
             assert found[1] is None or any(_is_at(found[1], each) for each in continued), text[name]
     two = re.search(r"last seen [^)]*\); rank 1 at (.*), rank 2 at (.*) \[", texts[0]["two"])
     assert two is None or (_is_at(two[1], "sleeps") and _is_at(two[2], "loops")), texts[0]["two"]
