@@ -149,8 +149,8 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         self._futures = WorkFutures(f"unisono futures {self._group_name}")
         # Also at exit: no thread may remain that completes a future.
         self._finalizer = weakref.finalize(self, _end, group, self._futures, os.getpid())
-        group.timeout_s = self._timeout.total_seconds()
         self._set_group(group)
+        self._limit(self._timeout)
         self._cuda = CudaGroup(keys, rank, size, self._timeout)
         self._monitored = MonitoredBarrier(keys, rank, size, group.last_seen)
 
@@ -262,8 +262,16 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of calls without a timeout of their own."""
         self._timeout = timeout
-        self._group.timeout_s = timeout.total_seconds()
+        self._limit(timeout)
         self._cuda.set_timeout(timeout)
+
+    def _limit(self, timeout: timedelta) -> None:
+        """Set the group's timeout."""
+        self._group.timeout_s = timeout.total_seconds()
+
+    def _faulted(self) -> bool:
+        """Whether the group has failed: every further call of it raises."""
+        return self._group._planner.engine.faulted
 
     _set_default_timeout = set_timeout
     setTimeout = set_timeout  # noqa: N815
@@ -290,7 +298,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         kinds: Any = c10d.ErrorType
         if self._revoked or isinstance(self._group, Unconnected):
             return kinds.SUCCESS
-        failed = self._group.closed or self._group._planner.engine.faulted
+        failed = self._group.closed or self._faulted()
         return kinds.COMM_ERROR if failed else kinds.SUCCESS
 
     def _has_hooks(self) -> bool:
@@ -386,7 +394,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         if isinstance(self._group, Unconnected):
             return
         self._leave_survivors()
-        healthy = not self._group.closed and not self._group._planner.engine.faulted
+        healthy = not self._group.closed and not self._faulted()
         try:
             self._finalizer()
         finally:
