@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from unisono.engine.backends.torch_store import EngineStore, part
-from unisono.engine.bootstrap.rendezvous import rendezvous
+from unisono.engine.bootstrap.rendezvous import Rendezvous, rendezvous
 from unisono.engine.environment import env
 from unisono.engine.group.external import ExternalGroup
 from unisono.engine.group.external_init import mpi_driver, mpi_rendezvous, started_by_mpi
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 class ProcessGroupMpi(ProcessGroupUnisono):
     """`torch.distributed` over one communicator of MPI. Calls have no deadline: MPI has none."""
+
+    own_name = "unisono-mpi"
 
     def _join(
         self,
@@ -96,7 +98,7 @@ def create(given: Any, backend_options: Any) -> ProcessGroupMpi:  # noqa: ARG001
         given.group_size,
         given.timeout,
         name,
-        backend="unisono-mpi",
+        backend=ProcessGroupMpi.own_name,
         parent_ranks=ParentRanks(world(), ranks) if ranks else NO_PARENT,
     )
 
@@ -139,8 +141,13 @@ def launched_store(timeout_s: float) -> tuple[c10d.Store, int, int] | None:
         found = rendezvous(
             where, store=None, rank=-1, world_size=-1, timeout_s=timeout_s, settings=settings, name="torch"
         )
-    atexit.register(found.close)
-    return EngineStore(found.store), found.rank, found.world_size
+    store = EngineStore(found.store)
+    atexit.register(_close, found, store)
+    return store, found.rank, found.world_size
+
+
+def _close(found: Rendezvous, store: EngineStore) -> None:  # noqa: ARG001 (C++ code does not keep a Python object)
+    found.close()
 
 
 skip(ProcessGroupMpi)

@@ -77,6 +77,8 @@ class ProcessGroupUnisono(  # type: ignore[misc]
 ):
     """`torch.distributed` over one `unisono.Group`."""
 
+    own_name = "unisono"
+
     def __init__(
         self,
         store: c10d.Store,
@@ -172,8 +174,8 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     getRank, getSize = rank, size  # noqa: N815  # for C++: they change when the group is reconfigured
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return "unisono". For C++: it would cast a group named "gloo" to a C++ ProcessGroupGloo."""
-        return "unisono"
+        """Return `own_name`. For C++: it would cast a group named "gloo" to a C++ ProcessGroupGloo."""
+        return self.own_name
 
     def name(self) -> str:
         """Return "unisono", or "gloo" where the group replaces Gloo."""
@@ -214,8 +216,8 @@ class ProcessGroupUnisono(  # type: ignore[misc]
 
     def __repr__(self) -> str:
         place = f"rank={self._rank}, size={self._size}"
-        instead = "" if self._backend == "unisono" else f", in place of {self._backend}"
-        return f"ProcessGroupUnisono({self._group_name!r}, {place}{instead})"
+        instead = "" if self._backend == self.own_name else f", in place of {self._backend}"
+        return f"{type(self).__name__}({self._group_name!r}, {place}{instead})"
 
     # ---- as its own backend ----
 

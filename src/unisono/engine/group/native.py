@@ -284,11 +284,6 @@ class NativeGroup(MembershipGroup):
             raise GroupClosed(f"{name} failed: group {self.name!r} was closed by another thread")
         return received
 
-    def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
-        """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
-        work: MessageWork | None = self._irecv_all(x, src, tag, None)
-        return work or begin(checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True))
-
     @property
     def _engine_settings(self) -> EngineSettings | None:
         """By which its ranks reach each other; the environment of a newcomer may name no such host."""
