@@ -41,7 +41,8 @@ def register() -> None:
     meet_by_launcher(_launched_store)
     hooks.before_attaching(_pass_dispatcher)
     forget_failed_coalescing(_drop_batch)
-    hooks.records_itself("unisono")
+    for name in ("unisono", "unisono-mpi", "mpi"):
+        hooks.records_itself(name)
     shrinking.shrinks_itself(_is_ours)
     if env.replaced_backend() == "gloo":
         replace_gloo()
