@@ -4,14 +4,15 @@
 
 Each rank has a plan of its writes, with a shard of each tensor. `save` is what a save does: the plans go to
 rank 0 (`gather_object`), which makes the global one, and each rank gets its part (`scatter_object_list`).
-`gather` and `scatter` are the two alone, `wait` an all_gather_object of one short object. All ranks are forked
-from one process that has imported PyTorch, so that 1,000 fit. A figure is that of the slowest rank, the
-median of the rounds. UNISONO_RANKS_PER_HOST=8: every 8 ranks count as a host.
+`gather` and `scatter` are the two alone, `wait` an all_gather_object of one short object. All ranks are
+forked from one process that has imported PyTorch, so that 1,000 fit. A figure is that of the slowest rank,
+the median of the rounds; MiB: the peak of rank 0. UNISONO_RANKS_PER_HOST=8: every 8 ranks count as a host.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import mmap
 import os
@@ -71,7 +72,9 @@ def scatter(plans: list[SavePlan] | None) -> SavePlan:
     return mine[0]
 
 
-def live(rank: int, size: int, backend: str, meeting: str, arguments: argparse.Namespace, found: np.ndarray) -> None:
+def live(
+    rank: int, size: int, backend: str, meeting: str, arguments: argparse.Namespace, found: np.ndarray
+) -> None:
     """A rank: fills its figures, by round, work and figure."""
     plan = plan_of(rank, size, arguments.tensors)
     plans = [plan_of(each, size, arguments.tensors) for each in range(size)] if rank == 0 else None
@@ -147,7 +150,9 @@ def job(size: int, backend: str, arguments: argparse.Namespace) -> np.ndarray | 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", nargs="*", type=int, default=[64, 256, 1000])
     parser.add_argument("--backends", nargs="*", default=["unisono", "gloo"])
     parser.add_argument("--tensors", type=int, default=200)
@@ -155,6 +160,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     load_all()
+    gc.disable()  # a collection in a rank copies every page
+    gc.freeze()
     for size in arguments.ranks:
         print(f"{size} ranks, a plan of {len(pickle.dumps(plan_of(1, size, arguments.tensors))):,} bytes")
         for backend in arguments.backends:
@@ -166,7 +173,8 @@ def main() -> None:
                 rounds = found[:, :1] if name == "start" else found
                 seconds = statistics.median(rounds[:, :, place, 0].max(0))
                 cpu = statistics.median(rounds[:, :, place, 1].sum(0))
-                print(f"  {backend:8} {name:8} {seconds:9.3f} s {cpu:9.2f} CPU s {rounds[0, :, place, 2].max():8.0f} MiB of rank 0", flush=True)
+                peak = rounds[0, :, place, 2].max()
+                print(f"  {backend:8} {name:8} {seconds:9.3f} s {cpu:9.2f} CPU s {peak:8.0f} MiB", flush=True)
 
 
 if __name__ == "__main__":

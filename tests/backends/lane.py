@@ -130,12 +130,12 @@ def trains(name: str) -> list[str]:
     for way, backend in ((name, "unisono-mpi"), ("gloo", "gloo")):
         command, environ = launcher(way, 4)
         ended = subprocess.run(
-            [*command, str(HERE / "torch_program.py"), backend],
+            [*command, str(HERE / "trains_over_mpi.py"), backend],
             env=environ, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         _, found, told = ended.stdout.partition("LOSSES ")
         if not found:
-            return [f"torch_program.py {backend}: {ended.stderr[-1500:]}"]
+            return [f"trains_over_mpi.py {backend}: {ended.stderr[-1500:]}"]
         losses[backend] = json.loads(told.partition("\n")[0])
     return [
         f"torch.distributed, {way}: losses {mine}, over Gloo {losses['gloo'][way]}"
@@ -146,9 +146,8 @@ def trains(name: str) -> list[str]:
 
 def suite(name: str) -> list[str]:
     """Which tests of PyTorch's own suite fail over a library of MPI; prints the counts."""
-    ended = subprocess.run(
-        [sys.executable, str(HERE / "suite_over_mpi.py"), name], capture_output=True, text=True, timeout=LIMIT_S
-    )
+    command = [sys.executable, str(HERE / "suite_over_mpi.py"), name]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     print(f"          PyTorch's suite over {ended.stdout.partition(chr(10))[0]}")
     return [] if ended.returncode == 0 else [ended.stdout + ended.stderr[-500:]]
 

@@ -10,8 +10,6 @@ PyTorch itself skips, and each failure; ends with 1 if one has no reason in REAS
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -39,10 +37,11 @@ def main() -> int:
         ends = run(name, args.ranks, args.only)
         counts = {kind: sum(end.startswith(kind) for end in ends.values()) for kind in ("passed", "skipped")}
         failed = {test: end for test, end in ends.items() if not end.startswith(tuple(counts))}
-        print(f"{name}: {counts['passed']} passed, {counts['skipped']} skipped by PyTorch, {len(failed)} failed")
+        passed, skipped = counts.values()
+        print(f"{name}: {passed} passed, {skipped} skipped by PyTorch, {len(failed)} failed")
         for test, end in failed.items():
             print(f"  {test}: {REASONS.get(test, 'FAILED: ' + end)}")
-        wrong |= not failed.keys() <= REASONS.keys() or not counts["passed"]
+        wrong |= not failed.keys() <= REASONS.keys() or not passed
     return int(wrong)
 
 

@@ -54,7 +54,7 @@ def run(name: str) -> str:
         return f"skipped: {skip}"
     except SystemExit as end:
         return f"skipped: {SKIPS[end.code]}" if end.code in SKIPS else f"exit code {end.code}"
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return "passed"
 

@@ -1,7 +1,7 @@
 """The backend "unisono-mpi" of `torch.distributed`: an MPI library moves the bytes, through mpi4py.
 
-The ranks are those that `mpiexec` has started. The group is `unisono.Group` over the driver of `backend="mpi"`;
-PyTorch's side is that of the backend "unisono". What MPI does not have is in docs/pytorch.md.
+The ranks are those that `mpiexec` has started. The group is `unisono.Group` over the driver of
+`backend="mpi"`; PyTorch's side is that of the backend "unisono". docs/pytorch.md says what MPI does not have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous as rendezvous_of_torch
 
 from unisono.engine.backends.torch_store import EngineStore, part
 from unisono.engine.bootstrap.rendezvous import Rendezvous, rendezvous
@@ -25,12 +25,14 @@ from unisono.torch_internals.dynamo import skip
 from .process_group import ProcessGroupUnisono, world
 from .subgroups import NO_PARENT, GroupCounter, ParentRanks
 
+LIMIT = timedelta(minutes=30)
+"""PyTorch's own timeout, which it does not hand to the backend "mpi"."""
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from unisono.engine.backends.mpi import MpiDriver
     from unisono.torch_internals import c10d
 
 # mypy must pass with and without PyTorch installed.
@@ -51,7 +53,8 @@ class ProcessGroupMpi(ProcessGroupUnisono):
         """Make the group of MPI's ranks, or of some of them: its members alone make it.
 
         Raises:
-            NotSupported: there is no mpi4py, or no library of MPI.  RendezvousError, ValueError: MPI knows other ranks.
+            NotSupported: there is no mpi4py, or no library of MPI.
+            RendezvousError, ValueError: MPI knows other ranks.
         """
         parent = parent_ranks.group
         self._group_counter = GroupCounter(store, self._rank, parent)
@@ -60,9 +63,9 @@ class ProcessGroupMpi(ProcessGroupUnisono):
             if parent is None:
                 driver = mpi_driver(self._size, self._rank, env.read(strict=False))
             else:
-                whole: MpiDriver = parent._group._planner.driver  # type: ignore[assignment]
+                whole: Any = parent._group
                 name = f"{self._group_name} {self._group_counter.number}"
-                driver = whole.members(parent_ranks.ranks, zlib.crc32(name.encode()))
+                driver = whole._planner.driver.members(parent_ranks.ranks, zlib.crc32(name.encode()))
             group: Any = ExternalGroup(driver, self._group_name, inf, tuple(self._global_ranks))
         self._take(group, self._group_counter.keys())
 
@@ -111,9 +114,9 @@ def create_for_mpi(ranks: list[int]) -> ProcessGroupUnisono:
     """
     everybody = world()
     if not ranks or everybody is None:
-        store, rank, size = next(dist.rendezvous("env://", timeout=dist.distributed_c10d.default_pg_timeout))
+        store, rank, size = next(rendezvous_of_torch("env://", timeout=LIMIT))
         kind = ProcessGroupMpi if started_by_mpi() else ProcessGroupUnisono
-        return kind(part(store, "mpi/"), rank, size, dist.distributed_c10d.default_pg_timeout, "world", backend="mpi")
+        return kind(part(store, "mpi/"), rank, size, LIMIT, "world", backend="mpi")
     name = ",".join(map(str, ranks))
     place = (part(everybody.get_group_store(), name), ranks.index(everybody.rank()), len(ranks))
     group: ProcessGroupUnisono = everybody._make(
@@ -131,7 +134,7 @@ def launched_store(timeout_s: float) -> tuple[c10d.Store, int, int] | None:
         RendezvousError: the ranks did not meet.
     """
     settings = env.read(strict=False)
-    if settings.launcher is None or settings.rank is None:
+    if not settings.launcher:
         return None
     with ExitStack() as held:
         where = None

@@ -174,7 +174,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     getRank, getSize = rank, size  # noqa: N815  # for C++: they change when the group is reconfigured
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return `own_name`, or "mpi". For C++: it would cast a group named "gloo" to a C++ ProcessGroupGloo."""
+        """Return `own_name`, or "mpi". For C++: it would cast a "gloo" to a C++ ProcessGroupGloo."""
         return "mpi" if self._backend == "mpi" else self.own_name
 
     def name(self) -> str:

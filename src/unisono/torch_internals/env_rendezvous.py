@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ Meeting = Callable[[float], tuple[Any, int, int] | None]
 
 
 def meet_by_launcher(meeting: Meeting) -> None:
-    """Ask `meeting` where the environment has no RANK, which is an error otherwise. May be called again."""
+    """Ask `meeting` where PyTorch misses a variable. May be called again."""
     handlers = find(HANDLERS)
     if handlers is None or hasattr(handlers["env"], "__wrapped__"):
         return
@@ -28,11 +27,13 @@ def meet_by_launcher(meeting: Meeting) -> None:
 
     @functools.wraps(original)
     def meet(url: str, timeout: Any = None, **kwargs: Any) -> Iterator[Any]:
-        if "RANK" not in os.environ and "rank=" not in url:
+        given = {} if timeout is None else {"timeout": timeout}
+        try:
+            yield from original(url, **given, **kwargs)
+        except ValueError:
             found = meeting(300.0 if timeout is None else timeout.total_seconds())
-            if found is not None:
-                yield found
-                raise RuntimeError("Unable to perform re-rendezvous using env:// method")
-        yield from original(url, **({} if timeout is None else {"timeout": timeout}), **kwargs)
+            if found is None:
+                raise
+            yield found
 
     handlers["env"] = meet

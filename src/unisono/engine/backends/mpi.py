@@ -201,7 +201,7 @@ class MpiDriver(LibraryDriver):
         return MpiDriver(comm) if inside else None
 
     def members(self, ranks: Sequence[int], tag: int) -> MpiDriver:
-        """The driver of a group of these ranks, who alone call it. tag: of this group, the same on all of them."""
+        """The driver of a group of these ranks, who alone call it. tag: the same on all of them."""
         mine = self._comm.Get_group()
         chosen = mine.Incl(list(ranks))
         try:

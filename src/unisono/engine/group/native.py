@@ -30,13 +30,13 @@ from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group, Seconds
 from unisono.engine.group.group_log import log_group
 from unisono.engine.group.membership import Former, Loop, MembershipGroup
-from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
+from unisono.engine.group.messages import ANY_RANK, addressed, checked, run
 from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.group.notices import announce
 from unisono.engine.group.parent_group import ParentGroup, making, watching
 from unisono.engine.group.shrink import excluded_ranks
 from unisono.engine.group.succession import shrink_group
-from unisono.engine.group.work import MessageWork, seconds
+from unisono.engine.group.work import seconds
 from unisono.engine.memory.buffers import ITEMSIZES, pinned, view
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
