@@ -1,4 +1,4 @@
-"""Trains by DDP, FSDP2, tensor parallel and plans over a backend of torch.distributed: trains_over_mpi.py NAME.
+"""Trains by DDP, FSDP2, tensor parallel and plans over a backend: trains_over_mpi.py NAME.
 
 Rank 0 prints "LOSSES " and the losses of each way as JSON.
 """

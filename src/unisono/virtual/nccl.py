@@ -7,6 +7,8 @@ NCCL's error text; a call that would hang in NCCL is an error here. For real GPU
 from __future__ import annotations
 
 import functools
+import os
+import threading
 import warnings
 import zlib
 from datetime import timedelta
@@ -18,6 +20,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch.autograd.graph import increment_version
 
 from unisono.engine.environment import env
+from unisono.engine.environment.event_log import LOG
 from unisono.errors import Timeout, message
 from unisono.torch import registration
 from unisono.torch.arguments import TensorArguments, options, single
@@ -26,6 +29,7 @@ from unisono.torch.cuda import first_tensor, is_cuda
 from unisono.torch.hooks import COLLECTIVES, OLD_NAMES
 from unisono.torch.nccl_substitute import NcclSubstitute, install
 from unisono.torch.process_group import ProcessGroupUnisono, world
+from unisono.torch.reconfiguration import Unconnected
 from unisono.torch.subgroups import NO_PARENT, ParentRanks
 from unisono.torch.work import UnisonoWork
 from unisono.torch_internals import hooks, nccl_slots
@@ -117,6 +121,23 @@ class ProcessGroupVirtual(ProcessGroupUnisono):
         """Become the process group of an engine's group."""
         super()._take(group, keys)
         self._owners = DeviceOwners(c10d.PrefixStore("devices/", keys), self._rank, self._size)
+        self._log("Init COMPLETE")
+
+    def _close(self) -> None:
+        """See `ProcessGroupUnisono`."""
+        self._log("Destroy COMPLETE")
+        super()._close()
+
+    def _log(self, event: str) -> None:
+        """Write the line that NCCL writes at this event: scripts look for it."""
+        if LOG.level and not isinstance(self._group, Unconnected) and not self._group.closed:
+            device, number = torch.cuda.current_device(), zlib.crc32(self._group.name.encode())
+            LOG.info(
+                "init",
+                f"{os.uname().nodename}:{os.getpid()}:{threading.get_native_id()} [{device}] NCCL INFO "
+                f"comm {id(self):#x} rank {self._rank} nranks {self._size} cudaDev {device} nvmlDev {device} "
+                f"busId {(device + 1) << 12:x} commId {number:#x} - {event}",
+            )
 
     @property
     def _device_types(self) -> list[torch.device]:
