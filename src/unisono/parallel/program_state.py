@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from .graph.capture import STATE
 
 if TYPE_CHECKING:
-    from .graph.capture import Shapes
+    from .graph.shapes import Shapes
 
 
 T = TypeVar("T")

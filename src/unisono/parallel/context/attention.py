@@ -30,9 +30,6 @@ from unisono.parallel.tensor_moves import exchanged
 from .exchange import ContextGroup
 from .layout import PositionSpan
 
-__all__ = ["Attention", "attend", "heads_are_cheaper"]
-
-
 TILE = 512  # rows and columns of the scores that exist at a time
 
 

@@ -19,8 +19,6 @@ from unisono.parallel.graph.program import Graph, Node, Ref, writes_of
 from .exchange import ContextGroup, gathered, total
 from .layout import LayoutError, SequenceDim, local_shape
 
-__all__ = ["ContextError", "RuleCall", "label_of", "refusal", "warn_of"]
-
 Run = Callable[..., Any]
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from unisono.parallel.graph.cut import Cut, ModuleMove
     from unisono.parallel.graph.executor import RunningModel
 
-__all__ = ["CutParts"]
-
 
 class CutParts:
     """This rank's parts of what a cut shares.

@@ -22,8 +22,6 @@ from unisono.parallel.tensor_moves import exchanged
 
 from .layout import PositionSpan, SequenceDim
 
-__all__ = ["ContextGroup", "gathered", "move", "take", "total", "whole"]
-
 
 @dataclass(frozen=True)
 class ContextGroup:

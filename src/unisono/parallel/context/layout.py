@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-__all__ = ["LayoutError", "PositionSpan", "SequenceDim", "local_shape", "viewed"]
-
 
 class LayoutError(Exception):
     """The text says why a cut sequence cannot stay cut."""

@@ -25,8 +25,6 @@ from unisono.torch_internals.fake import OperatorMode, fake_mode, is_fake, memor
 
 from .call import ContextError
 
-__all__ = ["LossNumbers"]
-
 NUMBERS: Any = (bool, int, float, complex, str)
 
 

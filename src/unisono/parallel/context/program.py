@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from .cut_parts import CutParts
     from .exchange import ContextGroup
 
-__all__ = ["ContextProgram"]
-
 STATE = ("parameter", "buffer")
 NEW = {  # operators that make memory -> the place of its sizes among their arguments
     **dict.fromkeys(("aten.new_empty", "aten.new_zeros", "aten.new_ones", "aten.new_full"), 1),

@@ -30,8 +30,6 @@ from .call import RuleCall
 from .exchange import take
 from .layout import LayoutError, PositionSpan, SequenceDim, local_shape, viewed
 
-__all__ = ["ATTENTION", "WholeMemory", "on_all", "run_rule"]
-
 ATTENTION = "unisono.attention"
 
 Rule = Callable[[RuleCall], "list[SequenceDim | None] | None"]

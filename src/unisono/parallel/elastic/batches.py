@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from unisono.parallel.mesh import PlanMesh
 
-__all__ = ["DrawnOrder", "ElasticBatches"]
-
 
 @dataclass(frozen=True)
 class DrawnOrder:

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
     from .batches import ElasticBatches
 
-__all__ = [
-    "CallReport", "Change", "Handover", "SavedState", "StepRecord", "StepRecords", "fingerprint", "spread",
-]  # fmt: skip
-
 NOTHING = -1
 """The calls of a newcomer, which has no state."""
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from unisono.engine.group.native import NativeGroup
 
-__all__ = ["ElasticFailures", "RunMembership"]
-
 
 class RunMembership:
     """The ranks of one run.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from .batches import DrawnOrder
 
-__all__ = ["ElasticRun"]
-
 REMEMBERED = 4
 """Batches whose epoch has ended that a step may still get."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from unisono.engine.group.native import NativeGroup
     from unisono.parallel.plan import Plan
 
-__all__ = ["HeldCopy", "ShardCopy", "Sources", "rows_of_shard", "send_shards", "sources_of"]
-
 NOBODY = -1
 
 

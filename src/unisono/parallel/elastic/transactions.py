@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from unisono.parallel.optimizers import Optimizer
     from unisono.parallel.plan import Plan
 
-__all__ = ["TransactionalRun"]
-
 LOST = "a shard of the state was lost with all its copies: neighbours died together"
 ASK_S = 0.05
 """How often a rank looks whether newcomers wait at it."""

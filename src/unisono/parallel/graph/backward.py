@@ -12,8 +12,6 @@ from .program import Frame, Graph, Node, Ref, refs, writes_of
 from .rules import Rules
 from .scopes import Place, ScopedValue, Scopes
 
-__all__ = ["Backward", "Refusal"]
-
 
 class Refusal(Exception):
     """An index cannot be cut after all. Args: the index, why."""

@@ -21,11 +21,6 @@ from torch import Tensor
 
 from .containers import parts_of, rebuilt
 
-__all__ = [
-    "CallStructure", "RecordedCalls", "Slot", "argument_names", "given_by", "returned_by", "shown",
-    "slots_in", "slots_of_call", "with_changed",
-]  # fmt: skip
-
 LEAVES: Any = (Tensor, bool, str)
 UNSEEN = {("use_cache",)}  # a model is recorded with its cache, which `forget_caches` then switches off
 

@@ -29,8 +29,6 @@ from .program import Graph, Node, refs
 from .rules import Rules
 from .sequence import settle
 
-__all__ = ["SplitChoice"]
-
 GENERAL = ("it is a dimension of the model's input", "the cut leaves it whole")  # other reasons tell more
 SEGMENTS = 9  # a layer whose output is split further is no few things in one
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cast", "mapped", "numbers_of", "parts_of", "rebuilt", "strange_in", "tensors_in"]
-
 PLAIN = (
     bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
     enum.Enum, slice, range, type(None), type(Ellipsis),

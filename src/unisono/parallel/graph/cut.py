@@ -12,8 +12,6 @@ from torch import nn
 from .call_structure import RecordedCalls, Slot
 from .shapes import CaptureError
 
-__all__ = ["Cut", "KnownCuts", "ModuleMove", "Moves", "Sizes"]
-
 
 class Sizes(NamedTuple):
     """A call with sizes that the program has written down, such as `view(b, t, 12, -1)`.

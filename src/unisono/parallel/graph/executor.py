@@ -21,17 +21,6 @@ from .call_structure import CallStructure, Slot, shown, slots_in
 from .noted_call import ModuleOp
 from .program import Frame, Graph, Node, Ref, Value, template
 
-__all__ = [
-    "ForwardCall",
-    "Insertion",
-    "RunStep",
-    "RunningModel",
-    "Values",
-    "call_of",
-    "operator",
-    "unit",
-]
-
 
 class RunningModel(Protocol):
     """The model that runs."""

@@ -17,17 +17,6 @@ from torch.nn import functional
 
 from unisono.torch_internals.training import module_at
 
-__all__ = [
-    "Split",
-    "SplitColumns",
-    "SplitHeads",
-    "can_split_heads",
-    "has_hooks",
-    "is_hooked",
-    "like",
-    "split_",
-]
-
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether something runs with this module that another module in its place would lose."""

@@ -15,10 +15,6 @@ from unisono.torch_internals.training import module_at
 from .fused import Split
 from .program import Frame, Graph, refs
 
-__all__ = [
-    "KINDS", "NOT_NAMED", "NO_SUM", "Hints", "Layer", "is_product", "layer_of", "named_dim", "of_parts",
-]  # fmt: skip
-
 
 class Layer(NamedTuple):
     """The dims of a weight: output features, input features. None: it has no such."""

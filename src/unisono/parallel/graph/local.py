@@ -22,8 +22,6 @@ from .program import Frame, Graph, Node, Ref, refs
 from .rules import GROUP_NORM, slice_of
 from .sequence import ScatteredPositions
 
-__all__ = ["ProgramMismatch", "compare"]
-
 SIZED = {
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand", "aten.split", "aten.split_with_sizes",
     "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.new_zeros", "aten.new_ones", "aten.new_full",

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from unisono.torch_internals.training import module_at
 
 from .call_structure import RecordedCalls, argument_names, given_by, returned_by, with_changed
-from .capture import Recorder, Shapes
+from .capture import Recorder
 from .choice import SplitChoice
 from .cut import Cut, ModuleMove, Moves, Sizes
 from .indices import size_of
 from .program import FunctionCall, Node
 from .rules import GROUP_NORM, slice_of
-
-__all__ = ["LocalModel", "ModuleMoves", "ProgramMismatch", "changed", "slice_bounds"]
+from .shapes import Shapes
 
 FIRST_SIZES = {"view", "reshape", "expand", "zeros", "ones", "empty", "rand", "randn", "full", "broadcast_to"}
 FIRST_SIZES |= {"new_zeros", "new_ones", "new_empty", "new_full"}

@@ -18,11 +18,6 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from unisono.errors import UnfitError
 
-__all__ = [
-    "ATTENTION", "CHECKS", "EXPERTS", "EXPERT_LIST", "FUNCTION", "ModuleOp", "NotedOp", "bound",
-    "calls_told", "check_at", "gpu_attention", "noted_call",
-]  # fmt: skip
-
 EXPERTS = "unisono.experts"  # stacked: called with (rows, indices of experts, weights)
 EXPERT_LIST = "unisono.expert_list"  # a module around a list of experts: called with whole values
 

@@ -22,12 +22,6 @@ from unisono.torch_internals.fake import arguments_of
 from .call_structure import Slot, slots_in
 from .containers import mapped, tensors_in
 
-__all__ = [
-    "Filler", "Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "columns", "flops_of",
-    "refs", "replayed", "template", "writes_of", "written_in",
-]  # fmt: skip
-
-
 HOOKS = ("register_hook", "register_multi_grad_hook")  # functions whose effect no operator shows
 
 

@@ -21,8 +21,6 @@ from .local import ProgramMismatch, compare
 from .program import Node, refs
 from .sequence import Key, Stays, settle
 
-__all__ = ["prove"]
-
 Forward = Callable[[nn.Module, Any, Any], Any]  # model, pieces, inputs -> output
 LESS_TELLING = (NOT_NAMED, NO_SUM, "it is a dimension of the model's input", "")  # other reasons tell more
 LARGE = 0.05  # of all parameters: a layer or table as large is cut although its output has to be gathered

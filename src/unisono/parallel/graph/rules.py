@@ -15,8 +15,6 @@ import torch
 from .indices import Dim, Dims, block, block_all, groups_of, join, mark, one, regrouped, size_of
 from .program import Graph, Node, Ref, Value, writes_of
 
-__all__ = ["ALONG", "DRAWS", "GROUP_NORM", "WHOLE", "Contraction", "Rules", "rule_of", "slice_of"]
-
 # Operators that draw random numbers
 DRAWS = {
     "aten.bernoulli", "aten.bernoulli_", "aten.native_dropout", "aten.rand", "aten.randn", "aten.rand_like",

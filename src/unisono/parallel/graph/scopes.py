@@ -14,8 +14,6 @@ from typing import NamedTuple
 from .call_structure import Slot
 from .program import Frame, Graph, Node, refs, writes_of
 
-__all__ = ["Boundary", "Place", "ScopedValue", "Scopes"]
-
 Place = tuple[str, bool, Slot]  # of a module, in or out, where
 
 

@@ -25,8 +25,6 @@ from .program import Node, Value, refs
 from .rules import DRAWS, Rules
 from .scopes import ScopedValue, Scopes
 
-__all__ = ["Key", "ScatteredPositions", "Stays", "check_draws", "settle"]
-
 PRODUCTS = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution", "aten.embedding")
 ENTER = ModuleMove("enter", 0)
 Key = tuple[str, str]

@@ -22,11 +22,6 @@ from unisono.torch_internals.fake import fake_mode, without_values
 
 from .containers import mapped
 
-__all__ = [
-    "CaptureError", "Shapes", "check_collective", "may_be_packed", "model_copy", "searches_packed_texts",
-    "single_texts",
-]  # fmt: skip
-
 
 class CaptureError(UnfitError):
     """A model cannot be recorded; the text names the file and the line.

@@ -30,9 +30,6 @@ from .noted_call import CHECKS, ModuleOp
 from .program import HOOKS, Frame, Graph, Node, Ref, columns, refs, replayed, writes_of, written_in
 from .rules import DRAWS
 
-__all__ = ["Item", "Stage", "StageError", "StageProgram", "StageStart", "choose_starts"]
-
-
 # ---- where stages begin ----
 
 
