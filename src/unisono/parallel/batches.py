@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +33,7 @@ from unisono.torch_internals import c10d
 
 from .generators import drawing, seed_of
 from .graph.containers import mapped, strange_in, tensors_in
-
-if TYPE_CHECKING:
-    from .mesh import PlanMesh
+from .mesh import PlanMesh
 
 
 def sizes(rows: int, parts: int) -> list[int]:

@@ -13,16 +13,17 @@ import json
 import shutil
 import threading
 import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from unisono.torch.checkpoint_work import CheckpointWork
@@ -30,19 +31,12 @@ from unisono.torch.control_data import on_rank_0
 from unisono.torch_internals.checkpoints import CheckpointReader
 from unisono.torch_internals.training import offsets
 
+from .compression.reducer import CompressionCheckpoint
 from .gradients import local
 from .mesh import new_group
+from .outer_optimizer import OuterOptimizer
 from .sharded_parameters import reshard
 from .weights import FusedLayer, parts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-
-    from torch.distributed.checkpoint.metadata import Metadata
-
-    from .compression.reducer import CompressionCheckpoint
-    from .outer_optimizer import OuterOptimizer
-
 
 JSON = "json:"
 """Before the name of what an optimizer's state has and is no tensor, such as a count of steps."""

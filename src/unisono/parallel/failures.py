@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed as dist
 
 from unisono.errors import Mismatch, Timeout
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch_internals import c10d
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 RAISED_S = 5.0  # how long a rank that raised waits for the others to raise, too
 PAUSE_S = 0.01

@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +28,9 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import version_names
 
-from .batches import fingerprint, micro_batches, rows_of, stand_in
+from .batches import DataComparison, fingerprint, micro_batches, rows_of, stand_in
 from .graph.containers import tensors_in
-
-if TYPE_CHECKING:
-    from .batches import DataComparison
-    from .mesh import PlanMesh
-
+from .mesh import PlanMesh
 
 Weigh = Callable[[Any], "float | Tensor"] | str | None
 EVEN = 1e-9

@@ -20,7 +20,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,11 +35,8 @@ from unisono.torch_internals.fake import is_fake
 from unisono.torch_internals.training import persistent
 
 from .graph.containers import tensors_in
+from .mesh import PlanMesh
 from .precision import BATCH_NORM
-
-if TYPE_CHECKING:
-    from .mesh import PlanMesh
-
 
 # PyTorch writes their statistics without a new version of the tensor
 NORMS = (BATCH_NORM, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

@@ -16,7 +16,7 @@ of its batch, whether something has changed. Only then the ranks compare names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -24,16 +24,13 @@ from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals import fsdp
 
 from .graph.containers import tensors_in
+from .graph.stage_program import StageProgram
+from .mesh import PlanMesh
+from .model_setup import ModelSetup
+from .plan import Plan
 from .sharded_parameters import ShardedParameters
 from .swap import ParameterSwap
 from .weights import fused_layers
-
-if TYPE_CHECKING:
-    from .graph.stage_program import StageProgram
-    from .mesh import PlanMesh
-    from .model_setup import ModelSetup
-    from .plan import Plan
-
 
 TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 OURS = ("torch.", "unisono.", "transformers.utils.")  # whose hooks only look

@@ -12,7 +12,8 @@ Sources: see `OuterSGD`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,13 +22,9 @@ from torch.autograd.profiler import record_function
 
 from .compression.reducer import Compression
 from .gradients import local, wide_copy
+from .mesh import PlanMesh
+from .model_buffers import ModelBuffers
 from .replicated_parameters import bucket_indices, like
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .mesh import PlanMesh
-    from .model_buffers import ModelBuffers
 
 MOMENTUM = "momentum_buffer"  # its key in SGD's state
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,11 @@ from .graph.capture import CaptureError, Recorder, Shapes, call
 from .graph.containers import tensors_in
 from .graph.program import Graph, refs
 from .graph.shapes import model_copy
+from .mesh import PlanMesh
 from .pipeline.runtime import PipelineRuntime, StepInput
+from .pipeline.schedule import Schedule
+from .plan import Plan
 from .structure import ModelStructure, run_pieces
-
-if TYPE_CHECKING:
-    from .mesh import PlanMesh
-    from .pipeline.schedule import Schedule
-    from .plan import Plan
 
 ROWS = 4  # of a batch
 SEED = 0x5EED

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,7 @@ from torch.distributed.tensor import DTensor
 from unisono.torch_internals.training import hooks_of, set_hooks
 
 from .gradients import cut_like
-
-if TYPE_CHECKING:
-    from .plan import Plan
+from .plan import Plan
 
 OF_GRADIENTS, AFTER = "hooks of gradients", "hooks after gradients"
 OURS = __name__.partition(".")[0] + "."

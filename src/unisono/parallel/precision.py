@@ -5,9 +5,10 @@ Whether a step overflowed is decided once, for all ranks; see gradients.py.
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -15,10 +16,6 @@ from unisono.errors import UnfitError
 from unisono.torch_internals.training import module_at
 
 from .plan import Plan
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
-
 
 BATCH_NORM: Any = nn.BatchNorm1d.__mro__[1]  # the base of all of them
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)

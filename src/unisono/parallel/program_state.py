@@ -16,17 +16,14 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy
 import torch
 from torch import Tensor, nn
 
 from .graph.capture import STATE
-
-if TYPE_CHECKING:
-    from .graph.shapes import Shapes
-
+from .graph.shapes import Shapes
 
 T = TypeVar("T")
 PLAIN = (bool, int, float, str, bytes, type(None), numpy.generic)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,17 +26,15 @@ from .context.program import ContextAxis, ContextProgram
 from .explained_errors import recorded_remedy
 from .graph.capture import CaptureError, Recorder, Shapes, call
 from .graph.containers import cast, strange_in, tensors_in
+from .graph.cut import Cut
 from .graph.fused import is_hooked
 from .graph.program import Graph, Ref
 from .graph.shapes import may_be_packed, single_texts
 from .graph.stage_program import Stage, StageError, StageProgram, StageStart, choose_starts
+from .mesh import PlanMesh
 from .program_state import FAR, ModuleSettings, ProgramCache, kinds_of, set_counter
 from .sharded_parameters import TYPES
 from .tensor_parallel import axis_of
-
-if TYPE_CHECKING:
-    from .graph.cut import Cut
-    from .mesh import PlanMesh
 
 Loss = Callable[[Any, Any], Any]
 DIFFERENT = (

@@ -16,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import weakref
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,13 +29,9 @@ from torch.distributed.tensor import DTensor
 from unisono.torch_internals.training import copy_each_
 
 from .compression.reducer import Compression
+from .experts.axis import ExpertAxis
 from .gradients import gradient, local
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from .experts.axis import ExpertAxis
-    from .mesh import PlanMesh
+from .mesh import PlanMesh
 
 BUCKET_BYTES = 25 << 20  # DDP's; the last one, with the first layers, may be smaller
 

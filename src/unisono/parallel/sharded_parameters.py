@@ -19,8 +19,9 @@ at the end of a step.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,20 +31,16 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.errors import UnfitError
 from unisono.torch_internals import fsdp, training
 
+from .experts.axis import ExpertAxis
 from .gradients import local
 from .graph.capture import STATE
 from .graph.containers import tensors_in
+from .materialize import Initializer
+from .mesh import PlanMesh
 from .plan import Plan
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of
 from .unit_hooks import own_memory, recompute, shows_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from .experts.axis import ExpertAxis
-    from .materialize import Initializer
-    from .mesh import PlanMesh
 
 SMALL = 1 / 8  # of the largest unit
 SMALL_MODEL_BYTES = 16 << 20  # a model of no more is one unit: messages cost more than its memory

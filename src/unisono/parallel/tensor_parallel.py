@@ -15,11 +15,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from unisono.torch_internals.autograd import in_backward
@@ -34,10 +35,6 @@ from .graph.fused import like, split_
 from .graph.local_model import ModuleMoves
 from .graph.written import Forward, Written
 from .tensor_moves import TensorAxis, saved_as_slices
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
 
 PLAIN = frozenset({Tensor, nn.Parameter, type(None), int, float})  # types that say all about an argument
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,8 @@ from torch.distributed.tensor import DTensor
 from unisono.torch.control_data import on_every_rank, on_rank_0, recv_data, send_data
 
 from .graph.fused import Split
+from .model_setup import ModelSetup
 from .structure import plain_class
-
-if TYPE_CHECKING:
-    from .model_setup import ModelSetup
-
 
 Weights = Iterator[tuple[str, "Tensor | None"]]
 INDEX = "model.safetensors.index.json"  # Hugging Face's name

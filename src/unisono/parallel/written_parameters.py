@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,11 +32,9 @@ from unisono.torch_internals.random_draws import draw_whole
 from .gradients import bits_of, local
 from .graph.containers import tensors_in
 from .loss_check import OF_RUNS, end_of_graph
+from .model_setup import ModelSetup
 from .sharded_parameters import ShardedParameters
 from .swap import FORWARDS, ParameterSwap
-
-if TYPE_CHECKING:
-    from .model_setup import ModelSetup
 
 STEPS = 3  # of a run, in which bits are compared
 Sums = dict[str, int]

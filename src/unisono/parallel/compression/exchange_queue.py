@@ -9,17 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
+from unisono.codecs import Codec
 from unisono.torch_internals import version_names
-
-if TYPE_CHECKING:
-    from unisono.codecs import Codec
 
 Result = TypeVar("Result")
 Steps = Generator[list[Any], None, Result]

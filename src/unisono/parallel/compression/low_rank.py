@@ -6,23 +6,19 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from unisono.codecs import Codec
 from unisono.codecs import low_rank as arithmetic
 from unisono.codecs.formats import FLOATS
 
+from .compression_state import CompressionState
 from .exchange_queue import Steps, coded_mean, exact_mean, finite, length
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch.distributed as dist
-
-    from unisono.codecs import Codec
-
-    from .compression_state import CompressionState
 
 _LARGEST = torch.finfo(torch.float32).max
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,15 +19,12 @@ from torch import Tensor
 from unisono import codecs
 from unisono.codecs import Codec
 from unisono.parallel.gradients import local
+from unisono.parallel.mesh import PlanMesh
 
 from .compression_state import CompressionState
 from .exchange_queue import ExchangeQueue, Steps, coded_mean, concurrently, exact_mean, finite, length
 from .low_rank import GradientMatrix, low_rank
-
-if TYPE_CHECKING:
-    from unisono.parallel.mesh import PlanMesh
-
-    from .settings import Choice, CompressionSettings
+from .settings import Choice, CompressionSettings
 
 Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
 _KEYS = ("error", "factor")

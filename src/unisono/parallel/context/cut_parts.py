@@ -11,20 +11,18 @@ from __future__ import annotations
 import functools
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from unisono.parallel import tensor_moves
+from unisono.parallel.graph.capture import Recorder, Shapes
+from unisono.parallel.graph.cut import Cut, ModuleMove
+from unisono.parallel.graph.executor import RunningModel
 from unisono.parallel.graph.local_model import narrow_
 from unisono.parallel.graph.noted_call import NotedOp, noted_call
 from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import LocalForward, leaves_of, part_of, run_locally, share
-
-if TYPE_CHECKING:
-    from unisono.parallel.graph.capture import Recorder, Shapes
-    from unisono.parallel.graph.cut import Cut, ModuleMove
-    from unisono.parallel.graph.executor import RunningModel
 
 
 class CutParts:

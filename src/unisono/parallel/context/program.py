@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,21 +36,15 @@ from unisono.parallel.graph.executor import (
     unit,
 )
 from unisono.parallel.graph.noted_call import EXPERT_LIST
-from unisono.parallel.graph.program import HOOKS, Ref, refs, replayed, writes_of, written_in
+from unisono.parallel.graph.program import HOOKS, Graph, Node, Ref, refs, replayed, writes_of, written_in
 from unisono.parallel.graph.rules import DRAWS, slice_of
-from unisono.parallel.graph.stage_program import Stage, StageProgram
+from unisono.parallel.graph.stage_program import Stage, StageProgram, StageStart
 
 from .call import ContextError, RuleCall, label_of, refusal, warn_of
-from .exchange import gathered, move, take, whole
+from .cut_parts import CutParts
+from .exchange import ContextGroup, gathered, move, take, whole
 from .layout import LayoutError, PositionSpan, SequenceDim, local_shape
 from .rules import ATTENTION, WholeMemory, on_all, run_rule
-
-if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Graph, Node
-    from unisono.parallel.graph.stage_program import StageStart
-
-    from .cut_parts import CutParts
-    from .exchange import ContextGroup
 
 STATE = ("parameter", "buffer")
 NEW = {  # operators that make memory -> the place of its sizes among their arguments

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from unisono.parallel.batches import END, RankBatches, cut_rows, rows_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from unisono.parallel.mesh import PlanMesh
+from unisono.parallel.mesh import PlanMesh
 
 
 @dataclass(frozen=True)

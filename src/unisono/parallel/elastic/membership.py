@@ -7,7 +7,8 @@ loss of a rank ends no call: it is no failure of the run.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -16,6 +17,7 @@ from unisono.engine.diagnosis.fault_reader import publish_close_reason
 from unisono.engine.environment import env
 from unisono.engine.group.elastic_loop import MOST_VAIN, join, too_few
 from unisono.engine.group.init import init_process_group
+from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.parent_group import ParentGroup
 from unisono.errors import (
     Aborted,
@@ -30,11 +32,6 @@ from unisono.errors import (
 from unisono.parallel.failures import RunFailures
 from unisono.torch.reconfiguration import follow
 from unisono.torch_internals import c10d
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from unisono.engine.group.native import NativeGroup
 
 
 class RunMembership:

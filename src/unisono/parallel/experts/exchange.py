@@ -18,8 +18,9 @@ a whole sequence have the same values, and their gradients add up (context/excha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,16 +28,10 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.nn import functional
 
-from unisono.parallel.context.exchange import total
+from unisono.parallel.context.exchange import ContextGroup, total
 from unisono.parallel.generators import drawing, drawn_seed, seed_of
 from unisono.parallel.graph.noted_call import ModuleOp, noted_call
-from unisono.parallel.tensor_moves import move
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from unisono.parallel.context.exchange import ContextGroup
-    from unisono.parallel.tensor_moves import TensorAxis
+from unisono.parallel.tensor_moves import TensorAxis, move
 
 
 class RowExchange:

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -26,10 +27,6 @@ from unisono.parallel.plan import Plan
 from unisono.torch_internals.training import module_at
 
 from .stacked import numbers_of_experts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 KINDS = ("stacked", "list", "whole")
 

@@ -19,30 +19,25 @@ returns whole values: nothing shows what it does with each row.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from unisono.errors import UnfitError
+from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.generators import default_generators
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.noted_call import EXPERT_LIST
 from unisono.parallel.graph.written import Forward
+from unisono.parallel.tensor_moves import TensorAxis
 from unisono.torch_internals.fake import is_fake
 from unisono.torch_internals.training import module_at
 
 from .exchange import RowExchange, RowShares, reached, recorded, told
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from unisono.parallel.context.exchange import ContextGroup
-    from unisono.parallel.tensor_moves import TensorAxis
 
 
 class RemoteExpert(nn.Module):

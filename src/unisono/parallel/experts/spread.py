@@ -13,7 +13,7 @@ Dropout is off.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from unisono.parallel.gradients import gradient
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.shapes import model_copy
+from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.output_check import LIMIT_BYTES, ROWS, SEED, relative_difference
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.structure import identity
@@ -38,11 +39,6 @@ from unisono.torch_internals.training import module_at
 
 from .axis import ExpertAxis
 from .layers import ExpertLayer, caller_of, expert_layers
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from unisono.parallel.mesh import PlanMesh
 
 
 def spread(

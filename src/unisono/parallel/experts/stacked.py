@@ -16,24 +16,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from unisono.errors import UnfitError
 from unisono.parallel.graph.fused import like
 from unisono.parallel.graph.noted_call import EXPERTS
 from unisono.parallel.graph.written import Forward
+from unisono.parallel.tensor_moves import TensorAxis
 from unisono.torch_internals.fake import is_fake
 
 from .exchange import RowExchange, RowShares, recorded, told, used
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from unisono.parallel.tensor_moves import TensorAxis
 
 
 def numbers_of_experts(module: nn.Module, experts: int) -> list[str]:

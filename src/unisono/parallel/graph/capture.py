@@ -34,6 +34,8 @@ from .noted_call import ATTENTION, FUNCTION, bound, calls_told, check_at, noted_
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value, flops_of
 from .shapes import CaptureError, Shapes, check_collective
 
+__all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture", "quiet"]
+
 PACKAGES = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)
 CHECKPOINT = torch.utils.checkpoint.__file__
 MODULE = nn.modules.module.__file__

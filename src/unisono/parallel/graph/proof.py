@@ -17,7 +17,8 @@ from .choice import SplitChoice
 from .cut import Cut
 from .fused import Split, split_
 from .layers import NO_SUM, NOT_NAMED, Hints, layer_of, of_parts
-from .local import ProgramMismatch, compare
+from .local import compare
+from .local_model import ProgramMismatch
 from .program import Node, refs
 from .sequence import Key, Stays, settle
 

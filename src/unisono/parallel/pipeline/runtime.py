@@ -10,30 +10,25 @@ import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import tensors_in
+from unisono.parallel.graph.stage_program import StageProgram
+from unisono.parallel.loss_check import LossParameters
 from unisono.parallel.loss_weights import mean, pair
-from unisono.parallel.sharded_parameters import reshard
+from unisono.parallel.mesh import PlanMesh
+from unisono.parallel.programs import ModelPrograms
+from unisono.parallel.sharded_parameters import DataAxis, reshard
 from unisono.torch_internals import training
 from unisono.torch_internals.group_use import within
 
 from .schedule import Action, Schedule, Span, StageMessage
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from unisono.parallel.graph.stage_program import StageProgram
-    from unisono.parallel.loss_check import LossParameters
-    from unisono.parallel.mesh import PlanMesh
-    from unisono.parallel.programs import ModelPrograms
-    from unisono.parallel.sharded_parameters import DataAxis
 
 
 @dataclass
