@@ -104,7 +104,7 @@ class OutputCheck:
         """
         few = cut_rows(inputs, 0, min(ROWS, rows_of([inputs])))
         if (proof := self._proof) is not None:
-            _raise_any(proof.wrong(few, self._copy), mesh)
+            raise_any(proof.wrong(few, self._copy), mesh)
             if not any(on_every_rank(lambda: proof.differs, mesh.world)):
                 return
         outputs: list[Any] = []
@@ -118,7 +118,7 @@ class OutputCheck:
         with torch.no_grad(), drawing(SEED, mesh.axes.device_type), _evaluating(model):
             confirm(micros)
             runtime.run(schedule, step)
-        _raise_any(self._difference(few, outputs[0], mesh) if outputs else None, mesh)
+        raise_any(self._difference(few, outputs[0], mesh) if outputs else None, mesh)
 
     def _difference(self, few: Any, found: Any, mesh: PlanMesh) -> str | None:
         assert self._copy is not None
@@ -218,7 +218,7 @@ def _takes(graph: Graph, name: str) -> bool:
     return any(ref.value == number for node in graph.nodes for ref in refs((node.args, node.named)))
 
 
-def _raise_any(wrong: str | None, mesh: PlanMesh) -> None:
+def raise_any(wrong: str | None, mesh: PlanMesh) -> None:
     """Raise what some rank has found, on all ranks."""
 
     def report() -> None:

@@ -31,8 +31,8 @@ from .generators import RngRegion
 from .graph.call_structure import CallStructure, RecordedCalls, argument_names, given_by, returned_by
 from .graph.containers import tensors_in
 from .graph.cut import Cut, ModuleMove
-from .graph.fused import like, split_
-from .graph.local_model import ModuleMoves
+from .graph.fused import split_
+from .graph.local_model import ModuleMoves, keep_parts
 from .graph.written import Forward, Written
 from .tensor_moves import TensorAxis, saved_as_slices
 
@@ -83,24 +83,13 @@ def run_cut(
     """
     for path, sizes in cut.fused.items():
         split_(model, path, sizes)
-    leaves, made = leaves_of(model, cut), dict[int, nn.Parameter]()
-    kept: list[nn.Parameter] = []  # so that their ids stay their own
-    for path, dims in leaves.items():
-        module = module_at(model, path)
-        for leaf, dim in dims.items():
-            value = module._parameters.get(leaf)
-            if value is not None and id(value) not in made:
-                kept.append(value)
-                made[id(value)] = like(value, part(value.data, dim))
-            if value is not None:
-                module.register_parameter(leaf, made[id(value)])
-
+    keep_parts(model, cut, part)
     calls = ModelCalls(model if alone else None, cut)
 
     def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
         LocalForward(path, module, dims, cut, axis, region, calls)
 
-    run_locally(model, cut, leaves, make)
+    run_locally(model, cut, make)
     calls.follow(model)
 
 
@@ -109,33 +98,19 @@ def axis_of(mesh: DeviceMesh, *, regathers: bool = False) -> TensorAxis:
     return TensorAxis(mesh.get_group(), mesh.get_local_rank(), mesh.size(), regathers)
 
 
-def leaves_of(model: nn.Module, cut: Cut) -> dict[str, dict[str, int]]:
-    """Path of a module -> its parameters and buffers that are cut, each with its dim."""
-    values = dict([*model.named_parameters(), *model.named_buffers()])
-    dims = {id(values[name]): dim for name, dim in cut.dims.items()}
-    found: dict[str, dict[str, int]] = {}
-    for path, module in model.named_modules():
-        for leaf, value in [*module._parameters.items(), *module._buffers.items()]:
-            if value is not None and id(value) in dims:
-                found.setdefault(path, {})[leaf] = dims[id(value)]
-    return found
-
-
 def run_locally(
     model: nn.Module,
     cut: Cut,
-    leaves: dict[str, dict[str, int]],
     make: Callable[[str, nn.Module, dict[str, int]], None],
 ) -> None:
     """Have the modules of a model run as a cut says.
 
     Args:
-        leaves: what they have that is cut.
-        make: gives a module another forward.
+        make: gives a module another forward, by what it has that is cut.
     """
-    written = Written(model, cut.sizes)
+    written, leaves = Written(model, cut.sizes), cut.leaves(model)
     written.wrap()
-    for path in {**leaves, **dict.fromkeys([*cut.modules, *cut.moves, *cut.draws])}:
+    for path in cut.special(model):
         make(path, module_at(model, path), leaves.get(path, {}))
     written.wrap_others()
     _run_uncompiled(model)
@@ -281,21 +256,8 @@ def part_of(value: Tensor, dim: int, axis: TensorAxis) -> Tensor:
 
 
 def share(bias: Tensor, parts: int) -> Tensor:
-    """A rank's share of a bias, which all of them add."""
-    found: Tensor = _Share.apply(bias, parts)
-    return found
-
-
-class _Share(torch.autograd.Function):
     """A rank's share of a bias, which all of them add; each gets its whole gradient."""
-
-    @staticmethod
-    def forward(_ctx: Any, value: Tensor, parts: int) -> Tensor:
-        return value / parts
-
-    @staticmethod
-    def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return grad, None
+    return tensor_moves.exchanged(bias, lambda value: value / parts, lambda grad: grad)
 
 
 # ---- the calls of modules, compared with those of the proved program ----

@@ -22,7 +22,7 @@ from unisono.parallel.graph.executor import RunningModel
 from unisono.parallel.graph.local_model import narrow_
 from unisono.parallel.graph.noted_call import NotedOp, noted_call
 from unisono.parallel.tensor_moves import TensorAxis
-from unisono.parallel.tensor_parallel import LocalForward, leaves_of, part_of, run_locally, share
+from unisono.parallel.tensor_parallel import LocalForward, part_of, run_locally, share
 
 
 class CutParts:
@@ -57,13 +57,12 @@ class _RecordedCut:
         self._recorder: Recorder | None = None
         self._open = False
         model, cut = shapes.model, parts.cut
-        leaves = leaves_of(model, cut)
         narrow_(shapes, cut)
 
         def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
             _RecordedForward(path, module, dims, cut, parts.axis, self)
 
-        run_locally(model, cut, leaves, make)
+        run_locally(model, cut, make)
 
     def begin(self, recorder: Recorder) -> None:
         """Note the next run in `recorder`."""

@@ -13,6 +13,8 @@ Dropout is off.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import and_, eq
 from typing import Any, NamedTuple
 
 import torch
@@ -30,11 +32,10 @@ from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.shapes import model_copy
 from unisono.parallel.mesh import PlanMesh
-from unisono.parallel.output_check import LIMIT_BYTES, ROWS, SEED, relative_difference
+from unisono.parallel.output_check import LIMIT_BYTES, ROWS, SEED, raise_any, relative_difference
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.structure import identity
 from unisono.parallel.unit_hooks import own_memory
-from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals.training import module_at
 
 from .axis import ExpertAxis
@@ -191,12 +192,7 @@ class ExpertCheck:
             self._add_up(wanted.parameters)
             here = {name: value for name, value in wanted.parameters.items() if name in found.parameters}
             wrong = _difference(wanted._replace(parameters=here), found)
-
-        def compare() -> None:
-            if wrong is not None:
-                raise ValueError(self._text(*wrong))
-
-        on_every_rank(compare, mesh.world)
+        raise_any(None if wrong is None else self._text(*wrong), mesh)
 
     def _forward(self, model: nn.Module) -> Callable[[Any], Any]:
         return lambda inputs: self._output(call(model, inputs))
@@ -215,23 +211,13 @@ class ExpertCheck:
         name = type(self._model).__name__
         where = f'"{path}" ({type(module_at(self._model, path)).__name__})' if path else name
         layers = [layer.path for layer in self._axis.layers]
-        near = max(layers, key=lambda one: len(_common(one, path)))
+        near = max(layers, key=lambda one: sum(accumulate(map(eq, one.split("."), path.split(".")), and_)))
         pattern = ".".join("*" if part.isdigit() else part for part in near.split("."))
         return (
             f"expert={self._axis.ranks} does not train {name} as one process does. In {where}, {what}. "
             "Experts must take each row by itself, and a layer must add up what they return. Write "
             f'experts={{"{pattern}": "whole"}}'
         )
-
-
-def _common(one: str, other: str) -> list[str]:
-    """The parts at which two paths begin alike."""
-    found = []
-    for a, b in zip(one.split("."), other.split("."), strict=False):
-        if a != b:
-            break
-        found.append(a)
-    return found
 
 
 # ---- both ways ----

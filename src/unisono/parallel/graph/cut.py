@@ -98,14 +98,18 @@ class Cut:
 
     def special(self, model: nn.Module) -> list[str]:
         """The modules that do not run as they are: paths in `model`, which may be cut already."""
+        return [*dict.fromkeys([*self.leaves(model), *self.modules, *self.moves, *self.draws])]
+
+    def leaves(self, model: nn.Module) -> dict[str, dict[str, int]]:
+        """Path of a module -> its parameters and buffers that are cut, each with its dim."""
         values = dict([*model.named_parameters(), *model.named_buffers()])
-        cut = {id(values[name]) for name in self.dims}
-        owners = [
-            path
-            for path, module in model.named_modules()
-            if any(id(value) in cut for value in [*module._parameters.values(), *module._buffers.values()])
-        ]
-        return [*dict.fromkeys([*owners, *self.modules, *self.moves, *self.draws])]
+        dims = {id(values[name]): dim for name, dim in self.dims.items()}
+        found: dict[str, dict[str, int]] = {}
+        for path, module in model.named_modules():
+            for leaf, value in [*module._parameters.items(), *module._buffers.items()]:
+                if value is not None and id(value) in dims:
+                    found.setdefault(path, {})[leaf] = dims[id(value)]
+        return found
 
     def checked(self, model: nn.Module) -> list[str]:
         """The modules whose calls are compared: these, and those around them, but for the model itself."""

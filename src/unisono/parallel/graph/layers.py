@@ -28,8 +28,10 @@ PRODUCT = {
     "aten.mm", "aten.addmm", "aten.t", "aten.transpose", "aten.permute", "aten.view", "aten._unsafe_view",
     "aten.add", "aten.detach", "aten.expand",
 }  # fmt: skip
-CONVOLUTIONS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED: tuple[type[Any], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS: dict[Any, Layer] = {
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), Layer(0, 1)),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), Layer(1, 0)),
+}
 
 
 def layer_of(module: nn.Module) -> Layer | None:
@@ -44,12 +46,9 @@ def layer_of(module: nn.Module) -> Layer | None:
     if isinstance(module, nn.Embedding) and kind.forward is nn.Embedding.forward:
         plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
         return Layer(1, None) if plain else None
-    for known in CONVOLUTIONS:
+    for known, dims in CONVOLUTIONS.items():
         if isinstance(module, known) and kind.forward is known.forward and module.groups == 1:
-            return Layer(0, 1)
-    for known in TRANSPOSED:
-        if isinstance(module, known) and kind.forward is known.forward and module.groups == 1:
-            return Layer(1, 0)
+            return dims
     return None
 
 

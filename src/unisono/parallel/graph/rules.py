@@ -251,10 +251,6 @@ def _permute(rules: Rules, node: Node, _why: str) -> list[Dims | None]:
     return [[came[at] for at in order]]
 
 
-def _squeeze(rules: Rules, node: Node, why: str) -> list[Dims | None]:
-    return _view(rules, node, why)
-
-
 def _select(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     came = rules.of(node.args[0])
     at = node.args[1] % len(came) if len(node.args) > 1 else 0
