@@ -372,11 +372,7 @@ def alike(one: Tensor, other: Tensor) -> bool:
 
 
 class DataComparison:
-    """Compares the first batches of a run.
-
-    Args:
-        world: a group of all ranks of the run.
-    """
+    """Compares the first batches of a run."""
 
     def __init__(self, world: dist.ProcessGroup) -> None:
         self._left, self._loaders = BATCHES, 0

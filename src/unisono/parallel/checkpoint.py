@@ -265,7 +265,6 @@ class RunState:
 
 
 def _whole(reader: CheckpointReader, prefix: str, sources: list[str], suffix: str = "") -> list[Tensor]:
-    """Tensors of a checkpoint, whole."""
     keys = [f"{prefix}{source}{suffix}" for source in sources]
     room = {key: _room(reader.read_metadata(), key) for key in keys}
     _read(room, reader)
@@ -285,11 +284,7 @@ def _read(wanted: dict[str, Tensor], reader: CheckpointReader) -> None:
 
 
 def states(name: str, thing: Any) -> Any:
-    """The state of an object that is saved beside the run.
-
-    Raises:
-        TypeError: it cannot be saved.
-    """
+    """The state of an object that is saved beside the run."""
     try:
         state = thing.state_dict()
         json.dumps(state)
@@ -460,7 +455,6 @@ class CheckpointWriter:
 
 
 def _empty(partial: Path) -> None:
-    """Make a new folder."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
 
@@ -487,11 +481,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def newest(folder: Path) -> Path:
-    """Return the newest whole checkpoint in `folder`, or `folder` if it is one.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return the newest whole checkpoint in `folder`, or `folder` if it is one."""
     if _is_whole(folder):
         return folder
     steps = _steps(folder)

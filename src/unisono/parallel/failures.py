@@ -29,12 +29,7 @@ TOGETHER = "all ranks raised"
 
 
 class RunFailures:
-    """The calls of one run, and their outcome on all ranks.
-
-    Args:
-        world: a group of all ranks, of this run only.
-        groups: all groups in which the run communicates.
-    """
+    """The calls of one run, and their outcome on all ranks."""
 
     def __init__(self, world: dist.ProcessGroup, groups: Sequence[dist.ProcessGroup]) -> None:
         self._groups: list[Any] = list(groups)
@@ -50,11 +45,7 @@ class RunFailures:
         return self._ended is not None
 
     def begin(self) -> None:
-        """Count one more call that all ranks make.
-
-        Raises:
-            RuntimeError: the run cannot be used any more.
-        """
+        """Count one more call that all ranks make."""
         if self._ended is not None:
             raise RuntimeError(self._ended)
         self._calls += 1

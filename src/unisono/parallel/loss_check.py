@@ -313,11 +313,7 @@ def refuse_replaced(name: str, _gradient: Tensor) -> None:
 
 
 class UnchangedLoss:
-    """A loss, called in steps without values; `restore` gives its own parameters the gradients that they had.
-
-    Attributes:
-        loss: the user's.
-    """
+    """A loss, called in steps without values; `restore` gives its parameters their gradients back."""
 
     def __init__(self, loss: Callable[[Any, Any], Any]) -> None:
         self.loss = loss

@@ -349,11 +349,7 @@ class _Synced:
 
 
 class _BatchNormCalls(TorchFunctionMode):
-    """While it is active, `functional.batch_norm` normalises by the rows of all ranks.
-
-    Attributes:
-        seen: it was called, in training or not.
-    """
+    """While it is active, `functional.batch_norm` normalises by the rows of all ranks."""
 
     def __init__(self, sums: NormSums) -> None:
         super().__init__()

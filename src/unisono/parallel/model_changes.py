@@ -68,11 +68,7 @@ class ModelChanges:
         return cls(model, plan, None if plan.context > 1 else opened)
 
     def check(self) -> None:
-        """Refuse what a plan would not follow, before a step.
-
-        Raises:
-            ValueError: the text names the module.
-        """
+        """Refuse what a plan would not follow, before a step."""
         for path, module, children, forward in self._modules:
             if module._modules != children:
                 names = {**children, **module._modules}
@@ -119,11 +115,7 @@ class ModelChanges:
 
 
 class _Hook:
-    """A hook of a module, and whether it changes values.
-
-    Attributes:
-        refused: the module, where it may not.
-    """
+    """A hook of a module, and whether it changes values."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
@@ -175,12 +167,7 @@ def why_fixed(built: ModelSetup) -> str:
 def check_trained(
     named: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter], why: str, *, follows: bool
 ) -> None:
-    """Raise RuntimeError if parameters were frozen or unfrozen after the run was made.
-
-    Args:
-        why: this plan does not follow.
-        follows: the data axis follows a parameter that is frozen later.
-    """
+    """Raise RuntimeError if parameters were frozen or unfrozen after the run was made."""
     for name, parameter in named.items():
         was = name in trained
         if parameter.requires_grad == was or (was and follows):

@@ -348,7 +348,6 @@ def _fails_without_closure(optimizer: optim.Optimizer, few: bool) -> bool:
 
 
 def _optimizers(optimizer: Any) -> Iterator[Any]:
-    """It, and those that it wraps."""
     yield optimizer
     for value in vars(optimizer).values():
         if isinstance(value, optim.Optimizer):
@@ -361,7 +360,6 @@ def _is_late(value: Any) -> bool:
 
 
 def _late(optimizer: Any) -> frozenset[str]:
-    """The names of these numbers."""
     held = [vars(one) for one in _optimizers(optimizer)] + [*optimizer.param_groups]
     return frozenset(name for each in held for name, value in each.items() if _is_late(value))
 

@@ -30,11 +30,7 @@ MOMENTUM = "momentum_buffer"  # its key in SGD's state
 
 
 class DifferenceBucket:
-    """Some parameters whose anchors have one type and device, and one buffer for how far they have moved.
-
-    Attributes:
-        parts: of the buffer: the difference of each parameter.
-    """
+    """Some parameters whose anchors have one type and device, and one buffer for how far they have moved."""
 
     def __init__(self, parameters: list[Tensor], anchors: list[nn.Parameter], number: int) -> None:
         self.parameters, self.anchors, self.number = parameters, anchors, number

@@ -158,11 +158,7 @@ class OutputCheck:
 
 
 class _PiecesProof:
-    """Records a model and its pieces, without values.
-
-    Attributes:
-        differs: where their programs differ first, once they are recorded; "": they do not.
-    """
+    """Records a model and its pieces, without values."""
 
     def __init__(self, model: nn.Module, structure: ModelStructure) -> None:
         self._shapes, self._structure = Shapes(model, structure.pieces), structure

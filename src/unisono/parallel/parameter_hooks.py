@@ -37,11 +37,7 @@ class ParameterHooks:
 
     @classmethod
     def of(cls, model: nn.Module, plan: Plan, weigh: object = None) -> ParameterHooks:
-        """Take the hooks from the parameters of `model`.
-
-        Raises:
-            ValueError: the plan cannot call them as one process does.
-        """
+        """Take the hooks from the parameters of `model`."""
         found = [
             (name, parameter, kind, _hooks(parameter, kind))
             for name, parameter in model.named_parameters()
@@ -76,11 +72,7 @@ class ParameterHooks:
 
     @torch.no_grad()
     def call(self, named: Mapping[str, nn.Parameter], scale: float) -> None:
-        """Call the hooks with the gradients of all ranks. All ranks call this.
-
-        Args:
-            scale: by which the loss was multiplied.
-        """
+        """Call the hooks with the gradients of all ranks. All ranks call this."""
         for name, kinds in self._hooks.items():
             parameter = named.get(name)
             if parameter is None or parameter.grad is None:

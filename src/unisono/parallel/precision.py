@@ -61,11 +61,7 @@ def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
 
 
 def check_staged(model: nn.Module, kept: Sequence[nn.Module], staged: Container[nn.Module]) -> None:
-    """Refuse a module that keeps f32 and that no stage of a pipeline calls, unless all its parts keep it.
-
-    Args:
-        staged: the modules that stages call.
-    """
+    """Refuse a module that keeps f32 and that no stage of a pipeline calls, unless all its parts keep it."""
     run = {value for module in kept if module in staged for value in module.parameters()}
     for path, module in model.named_modules():
         if module in kept and not run.issuperset(module.parameters()):

@@ -235,11 +235,7 @@ class _Itself:
 
 
 class _Snapshot:
-    """The attributes of an object, or what a list or dict has, at some time: a change is seen fast.
-
-    Args:
-        chosen: the names of those that count; None: all.
-    """
+    """The attributes of an object, or what a list or dict has, at some time: a change is seen fast."""
 
     def __init__(self, held: Any, chosen: Sequence[str] | None = None) -> None:
         self._held, self._chosen = held, chosen

@@ -382,11 +382,7 @@ class ModelRecorder:
         self.trained = frozenset(name for name, value in named.items() if value.requires_grad)
 
     def record(self, inputs: Any, forward: Callable[[nn.Module, Any], Any] | None = None) -> Graph:
-        """Record the model on inputs, or `forward(model, inputs)`.
-
-        Raises:
-            CaptureError: the program cannot be recorded.
-        """
+        """Record the model on inputs, or `forward(model, inputs)`."""
         strange = next(strange_in(inputs), None)
         if strange is not None:
             raise self._refuses(
@@ -421,11 +417,7 @@ class ModelRecorder:
         return graph
 
     def _runs_alike(self, graph: Graph, settings: ModuleSettings, shapes: Shapes, *more: Any) -> bool:
-        """Whether what the model changes while it runs, such as a counter, does not change its program.
-
-        Args:
-            settings: of the model after its first run.
-        """
+        """Whether what the model changes while it runs, such as a counter, does not change its program."""
         now = settings.now()
         for _ in range(TURNS):
             if graph.operators != self._run(shapes, *more).operators:

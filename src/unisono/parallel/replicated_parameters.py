@@ -37,11 +37,7 @@ BUCKET_BYTES = 25 << 20  # DDP's; the last one, with the first layers, may be sm
 
 
 class GradientBucket:
-    """Some parameters of one dtype, and one buffer for all their gradients.
-
-    Args:
-        group: of the ranks that hold them.
-    """
+    """Some parameters of one dtype, and one buffer for all their gradients."""
 
     def __init__(
         self, named: list[tuple[str, nn.Parameter]], number: int, group: dist.ProcessGroup, of: str = ""
@@ -99,11 +95,7 @@ class GradientBucket:
             self.wait()
 
     def mark_ready(self, parameter: nn.Parameter) -> None:
-        """Record that backward has added to the gradient of `parameter`.
-
-        Raises:
-            RuntimeError: the bucket is being reduced, without what was added now.
-        """
+        """Record that backward has added to the gradient of `parameter`."""
         if self.reducing:
             name = next(n for n, one in zip(self.names, self.parameters, strict=True) if one is parameter)
             raise RuntimeError(

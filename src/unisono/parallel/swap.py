@@ -148,11 +148,7 @@ class ParameterSwap:
         """`finish` does it."""
 
     def finish(self) -> None:
-        """Average the gradients over the data ranks, unit by unit, the last one first.
-
-        Raises:
-            RuntimeError: only some ranks have used a parameter.
-        """
+        """Average the gradients over the data ranks, unit by unit, the last one first."""
         self._backward_ended()
         if self._group is None:
             return

@@ -103,11 +103,7 @@ def run_locally(
     cut: Cut,
     make: Callable[[str, nn.Module, dict[str, int]], None],
 ) -> None:
-    """Have the modules of a model run as a cut says.
-
-    Args:
-        make: gives a module another forward, by what it has that is cut.
-    """
+    """Have the modules of a model run as a cut says."""
     written, leaves = Written(model, cut.sizes), cut.leaves(model)
     written.wrap()
     for path in cut.special(model):
@@ -140,12 +136,7 @@ def _nothing(_module: nn.Module, _args: Any) -> None:
 
 
 class LocalForward(Forward):
-    """The forward of one module on this rank.
-
-    Args:
-        dims: its parameters and buffers that are cut, and in which dim.
-        calls: of the model, which are checked; None: they are recorded, and the record runs.
-    """
+    """The forward of one module on this rank."""
 
     def __init__(
         self,
@@ -207,7 +198,6 @@ class LocalForward(Forward):
 
     @contextmanager
     def _parts_of(self) -> Iterator[None]:
-        """The module's attributes are this rank's parts."""
         seen = self._module.__dict__
         for leaf, dim in self._dims.items():
             seen[leaf] = self._part(leaf, dim)
@@ -308,11 +298,7 @@ class ModelCalls:
             check.ended(self._counts[check.path])
 
     def count(self, check: CallCheck) -> None:
-        """Count a call.
-
-        Raises:
-            RuntimeError: it is one too many, or none of the model's.
-        """
+        """Count a call."""
         if self._model is None:
             return
         many, most = self._counts[check.path] + 1, max(check.recorded.counts, default=0)
@@ -331,12 +317,7 @@ class ModelCalls:
 
 
 class CallCheck:
-    """The calls of one module.
-
-    Args:
-        recorded: those that were proved.
-        count: told of each call.
-    """
+    """The calls of one module."""
 
     def __init__(
         self, path: str, recorded: RecordedCalls, names: tuple[str, ...], count: Callable[[CallCheck], None]
@@ -346,11 +327,7 @@ class CallCheck:
         self._known: set[Any] = set()  # the types of the arguments of calls that fit
 
     def begin(self, args: Any, named: Any) -> None:
-        """Before the module runs.
-
-        Raises:
-            RuntimeError: it was called otherwise when it was recorded.
-        """
+        """Before the module runs."""
         self._count(self)
         kinds = (*map(type, args), *named, *map(type, named.values()))
         if kinds not in self._known:
@@ -359,22 +336,14 @@ class CallCheck:
                 self._known.add(kinds)
 
     def end(self, output: Any) -> None:
-        """After it, before what it returns is moved.
-
-        Raises:
-            RuntimeError: it returned other things when it was recorded.
-        """
+        """After it, before what it returns is moved."""
         if type(output) not in self._known:
             self._check("returns", returned_by(output), self.recorded.returns)
             if type(output) in PLAIN:
                 self._known.add(type(output))
 
     def ended(self, count: int) -> None:
-        """After the model. count: of calls.
-
-        Raises:
-            RuntimeError: it was called more often, or less, when it was recorded.
-        """
+        """After the model. count: of calls."""
         if count not in (self.recorded.counts or {0}):
             raise self.error(f"is called {count} times", f"{max(self.recorded.counts, default=0)} calls")
 
@@ -401,8 +370,6 @@ class CallCheck:
 
 
 class _ModelForward(Forward):
-    """The forward of the model."""
-
     def __init__(self, model: nn.Module, calls: ModelCalls) -> None:
         super().__init__(model)
         self._calls = calls

@@ -122,11 +122,7 @@ def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
 
 
 def shows_tensors(module: nn.Module, _args: Any, output: Any) -> None:
-    """Refuse an output that hides its tensors, as a distribution does: fully_shard would begin no backward.
-
-    Raises:
-        ValueError: the text names the object.
-    """
+    """Refuse an output that hides its tensors, as a distribution: fully_shard would begin no backward."""
     if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors_in(output)):
         for hiding in strange_in(output):
             raise UnfitError(

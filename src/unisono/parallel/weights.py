@@ -129,14 +129,7 @@ class _Joiner:
 
 
 def export(weights: Weights, folder: Path, shard_bytes: int, about: Callable[[], object]) -> None:
-    """Write weights as safetensors, in Hugging Face's layout. All ranks call this.
-
-    Args:
-        weights: all ranks iterate to the end.
-        about: what rank 0 writes beside them.
-    Raises:
-        RuntimeError: rank 0 could not write; on all ranks.
-    """
+    """Write weights as safetensors, in Hugging Face's layout. All ranks call this."""
     from safetensors.torch import save_file  # its absence is an error before a byte moves
 
     shards = _Shards(folder, shard_bytes, save_file)
@@ -308,11 +301,7 @@ def write_configuration(model: nn.Module, folder: Path) -> None:
 
 
 def _adapters(model: nn.Module, blanks: Mapping[str, Tensor]) -> set[str] | None:
-    """The names of what a model of `peft` saves; None: it is a model of another kind.
-
-    Raises:
-        ValueError: it is a model of no kind that has `save_pretrained`.
-    """
+    """The names of what a model of `peft` saves; None: it is a model of another kind."""
     peft: Any = sys.modules.get("peft")
     if peft is not None and isinstance(model, peft.PeftModel):
         asked = {id(blank): name for name, blank in blanks.items()}

@@ -81,7 +81,6 @@ def low_rank(
 
 
 def _averaged(factors: list[Tensor], codec: Codec | None, group: dist.ProcessGroup) -> Steps[list[Tensor]]:
-    """The means of all factors, in one vector."""
     sizes = [factor.numel() for factor in factors]
     flat = torch.cat([factor.reshape(-1) for factor in factors])
     if codec is None:

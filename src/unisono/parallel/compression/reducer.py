@@ -280,11 +280,7 @@ class CompressionCheckpoint:
         return found
 
     def wanted(self, described: Iterable[str]) -> list[str]:
-        """The tensors of a checkpoint that this rank reads.
-
-        Args:
-            described: the names of all its tensors.
-        """
+        """The tensors of a checkpoint that this rank reads."""
         errors: dict[str, dict[int, dict[int, str]]] = {}  # name -> stage -> row -> key
         factors: dict[str, dict[int, str]] = {}
         cut = 0

@@ -26,12 +26,7 @@ from unisono.parallel.tensor_parallel import LocalForward, part_of, run_locally,
 
 
 class CutParts:
-    """This rank's parts of what a cut shares.
-
-    Args:
-        cut: of the model.
-        axis: its tensor axis.
-    """
+    """This rank's parts of what a cut shares."""
 
     def __init__(self, cut: Cut, axis: TensorAxis) -> None:
         self.cut, self.axis = cut, axis
@@ -89,8 +84,6 @@ class _RecordedCut:
 
 
 class _RecordedForward(LocalForward):
-    """The forward of a module of the copy."""
-
     def __init__(
         self,
         path: str,

@@ -79,11 +79,7 @@ def move(
     ranks: ContextGroup,
     label: str,
 ) -> Tensor:
-    """Exchange rows: the parts of `place.span` become those of `span`, which has as many positions.
-
-    Args:
-        shape: of the whole value.
-    """
+    """Exchange rows: the parts of `place.span` become those of `span`, which has as many positions."""
     run, back = (
         partial(_rows, came=came, goes=goes, ranks=ranks, label=label)
         for came, goes in ((place.span, span), (span, place.span))
@@ -95,11 +91,7 @@ def move(
 def gathered(
     value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str
 ) -> Tensor:
-    """All positions of a value, on every rank. Its gradient is the sum of what the ranks do with them.
-
-    Args:
-        shape: of the whole value.
-    """
+    """All positions of a value, on every rank. Its gradient is the sum of what the ranks do with them."""
 
     def back(grad: Tensor) -> Tensor:
         return take(_sum(grad, ranks, label), place, ranks.rank)
@@ -109,11 +101,7 @@ def gathered(
 
 @torch.no_grad()
 def whole(value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str) -> Tensor:
-    """All positions of a value, on every rank. It has no gradient.
-
-    Args:
-        shape: of the whole value.
-    """
+    """All positions of a value, on every rank. It has no gradient."""
     span, mine = place.span, _rows_first(value, shape, place)
     most = max(span.count(rank) for rank in range(ranks.ranks))
     padded = mine.new_zeros(most, *mine.shape[1:])

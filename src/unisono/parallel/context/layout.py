@@ -102,11 +102,7 @@ def local_shape(shape: Sequence[int], place: SequenceDim | None, rank: int) -> l
 
 
 def viewed(shape: Sequence[int], place: SequenceDim, goal: Sequence[int]) -> SequenceDim:
-    """The place after a view to shape `goal`.
-
-    Raises:
-        LayoutError: the view splits the sequence.
-    """
+    """The place after a view to shape `goal`."""
     before, size = math.prod(shape[: place.dim]) * place.outer, place.span.size
     for dim, (prefix, length) in enumerate(
         zip(itertools.accumulate([1, *goal], lambda a, b: a * b), goal, strict=False)

@@ -46,11 +46,7 @@ class WholeMemory(LayoutError):
 
 
 def run_rule(call: RuleCall) -> list[SequenceDim | None]:
-    """The places of the outputs. All inputs that are not in `call.places` are whole.
-
-    Raises:
-        LayoutError: the operator cannot run on the positions of one rank.
-    """
+    """The places of the outputs. All inputs that are not in `call.places` are whole."""
     node = call.node
     rule = RULES.get(node.name)
     found = None if rule is None else rule(call)

@@ -118,11 +118,7 @@ class RunMembership:
         return min(limits, default=None)
 
     def grow(self, most: int | None) -> bool:
-        """Take in those that wait. All ranks call this. Returns whether the group is another one now.
-
-        Args:
-            most: see `has_room`, which holds.
-        """
+        """Take in those that wait. All ranks call this. Returns whether the group is another one now."""
         before = self.members
         try:
             self.group = cast("NativeGroup", before.admit(maximum=self._limit(most)))
@@ -178,13 +174,7 @@ class RunMembership:
 
 
 class ElasticFailures(RunFailures):
-    """The calls of a run, whose outcome the loss of a rank does not decide.
-
-    Args:
-        world, groups: see `RunFailures`.
-        lost: whether an error comes from the loss of a rank.
-        tell: tells the other members why this rank leaves, before they find that it has aborted.
-    """
+    """The calls of a run, whose outcome the loss of a rank does not decide."""
 
     def __init__(
         self,

@@ -164,7 +164,6 @@ class TransactionalRun(Run):
         return self._result
 
     def _settings(self) -> list[dict[str, Any]]:
-        """The settings of the optimizers' groups. Some optimizers count their steps there."""
         return [
             {key: value for key, value in group.items() if key != "params"}
             for optimizer in self._optimizers

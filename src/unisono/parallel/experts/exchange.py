@@ -35,13 +35,7 @@ from unisono.parallel.tensor_moves import TensorAxis, move
 
 
 class RowExchange:
-    """How many rows go from this rank to each one of a group, and how many come.
-
-    Args:
-        sends: rows for each rank, in the order of ranks.
-        receives: rows from each rank.
-        label: of the exchanges in a trace.
-    """
+    """How many rows go from this rank to each one of a group, and how many come."""
 
     def __init__(self, sends: Sequence[int], receives: Sequence[int], group: Any, label: str) -> None:
         self.sends, self.receives = list(sends), list(receives)

@@ -32,11 +32,7 @@ KINDS = ("stacked", "list", "whole")
 
 
 class ExpertLayer(NamedTuple):
-    """A layer of experts.
-
-    Args:
-        path: of the module whose parameters, or whose modules, are the experts.
-    """
+    """A layer of experts."""
 
     path: str
     kind: str

@@ -57,15 +57,7 @@ def cut_listed(
     *,
     recorded: bool,
 ) -> None:
-    """Leave this rank its experts, in place.
-
-    Args:
-        path: of the list.
-        caller: path of the module that calls the experts.
-        mesh: the expert axis.
-        tensor, context: its ranks that have the same rows.
-        recorded: the program of the model is.
-    """
+    """Leave this rank its experts, in place."""
     experts = module_at(model, path)
     names = list(experts._modules)
     per, place = len(names) // mesh.size(), mesh.get_local_rank()

@@ -113,11 +113,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def should_try(model: nn.Module, axis: ExpertAxis, check: bool | None) -> bool:
-    """Whether to try the axis.
-
-    Raises:
-        ValueError: the model is too large to be copied unasked, and has layers that nothing proves.
-    """
+    """Whether to try the axis."""
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     if check is not None or nbytes < LIMIT_BYTES:
         return check is not False
@@ -138,12 +134,7 @@ def _is_known(module: nn.Module) -> bool:
 
 
 class ExpertCheck:
-    """A copy of a model before its experts were spread. It is used once.
-
-    Args:
-        fill: gives a copy on the meta device its values.
-        output: of the model -> what the loss takes.
-    """
+    """A copy of a model before its experts were spread. It is used once."""
 
     def __init__(
         self,
@@ -164,11 +155,7 @@ class ExpertCheck:
         self._axis, self._output = axis, output
 
     def run(self, batch: tuple[Any, Any], loss: Loss, mesh: PlanMesh) -> None:
-        """Try the axis on some rows of this rank's batch. All ranks call this.
-
-        Raises:
-            ValueError: it trains another model; the text names a module, and what to write.
-        """
+        """Try the axis on some rows of this rank's batch. All ranks call this."""
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
             batch = cast(batch, torch.float32)
@@ -243,8 +230,6 @@ def _scatter(model: nn.Module) -> None:
 
 
 class _NoDropout(TorchFunctionMode):
-    """Dropout drops nothing."""
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:

@@ -49,13 +49,7 @@ def cut_stacked(
     tensor: TensorAxis,
     run_by: type[StackedExperts] | None = None,
 ) -> None:
-    """Leave this rank its experts, in place. The parameters become DTensors, cut in dimension 0.
-
-    Args:
-        mesh: the expert axis.
-        tensor: its ranks that have the same rows.
-        run_by: the forward; None: `StackedExperts`.
-    """
+    """Leave this rank its experts, in place. The parameters become DTensors, cut in dimension 0."""
     experts = next(module.parameters()).shape[0]
     for leaf, parameter in [*module.named_parameters(recurse=False)]:
         part = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)

@@ -135,7 +135,6 @@ class Backward:
         yield from dict.fromkeys(given)
 
     def _trained(self) -> set[int]:
-        """Values with a gradient."""
         found = {
             value.number
             for value in self._graph.values

@@ -53,11 +53,7 @@ def layer_of(module: nn.Module) -> Layer | None:
 
 
 def is_product(graph: Graph, frame: Frame, weight: int | None, bias: int | None) -> bool:
-    """Whether a module's forward is one product of its input and its weight, and its bias.
-
-    Args:
-        weight, bias: the values of its parameters.
-    """
+    """Whether a module's forward is one product of its input and its weight, and its bias."""
     nodes = graph.nodes[frame.begin : frame.end]
     made = {number for node in nodes for number in node.outputs}
     known = made | {weight, bias} | set(frame.inputs[:1])

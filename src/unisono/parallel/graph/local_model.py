@@ -247,12 +247,7 @@ def keep_parts(
 
 
 class ModuleMoves:
-    """The moves of one module.
-
-    Args:
-        names: those of `argument_names`, of its forward.
-        change: makes one move.
-    """
+    """The moves of one module."""
 
     def __init__(
         self, moves: Moves, names: tuple[str, ...], change: Callable[[Tensor, ModuleMove], Tensor]

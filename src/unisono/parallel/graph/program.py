@@ -279,11 +279,7 @@ def written_in(graph: Graph) -> set[int]:
 
 
 def replayed(node: Node, graph: Graph, written: Collection[int]) -> Any:
-    """What runs in place of an operator on other tensors: their strides may be others than recorded.
-
-    Args:
-        written: memory that some operator writes in place.
-    """
+    """What runs in place of an operator on other tensors: their strides may be others than recorded."""
     views = ("aten.view", "aten._unsafe_view", "aten._reshape_alias")
     if node.name in views and isinstance(node.args[1], (list, tuple)):
         if graph.values[node.args[0].value].storage not in written:

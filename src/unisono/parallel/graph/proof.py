@@ -159,11 +159,7 @@ class _ProofSearch:
                 )
 
     def scattered(self, only: Cut | None) -> Cut:
-        """The cut that `run` has found, and along the sequence what its program proves.
-
-        Args:
-            only: nothing else than this cut does is cut so.
-        """
+        """The cut that `run` has found, and along the sequence what its program proves."""
         choice, stays, positions = self._proved, dict[Key, str](), None
         for _ in range(ROUNDS):
             try:

@@ -87,8 +87,6 @@ class _ForwardRecord:
 
 @dataclass
 class _StepState:
-    """The state of one step."""
-
     schedule: Schedule
     step_input: StepInput
     forward_records: dict[tuple[int, int], _ForwardRecord] = field(default_factory=dict)
