@@ -33,10 +33,11 @@ from unisono.torch_internals.training import offsets
 
 from .compression.reducer import CompressionCheckpoint
 from .gradients import local
+from .graph.fused import FusedLayer
 from .mesh import new_group
 from .outer_optimizer import OuterOptimizer
 from .sharded_parameters import reshard
-from .weights import FusedLayer, parts_of
+from .weights import parts_of
 
 JSON = "json:"
 """Before the name of what an optimizer's state has and is no tensor, such as a count of steps."""

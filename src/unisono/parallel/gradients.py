@@ -128,11 +128,6 @@ def bits_of(value: Tensor) -> Tensor:
     return real.detach().contiguous().view(types[real.element_size()])
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same values, NaN too."""
-    return torch.equal(bits_of(a), bits_of(b))
-
-
 def sum_of_squares(norms: Tensor, shares: Sequence[float]) -> Tensor:
     """Add up squared norms, each times its share: in one order, so that all ways have the same bits."""
     return (norms * norms * norms.new_tensor(shares)).sum()

@@ -217,10 +217,7 @@ class ReplicatedParameters:
         for bucket in self.buckets:
             bucket.wait()
         for bucket in self.buckets:
-            self._finish_step(bucket)
-
-    def _finish_step(self, bucket: GradientBucket) -> None:
-        bucket.finish_step(uneven_use=self._uneven_use)
+            bucket.finish_step(uneven_use=self._uneven_use)
 
     def _count(self, number: int, parameter: nn.Parameter) -> None:
         """The gradient of `parameter`, one of a bucket's, is complete."""

@@ -102,8 +102,13 @@ def own_units(root: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def gathered_units(root: nn.Module, own: Sequence[nn.Module], plan: Plan) -> list[nn.Module]:
-    """Those of the units of `root` whose parameters are gathered and reduced by themselves."""
-    return [] if _one_unit(root, plan) else _large(own)
+    """Those of the units of `root` whose parameters are gathered and reduced by themselves.
+
+    There are none where all parameters travel in one message: replicas reduce their gradients so, too. In low
+    precision a small model has units as a large one has them: they cast their inputs.
+    """
+    small = not plan.low and _nbytes(root) <= SMALL_MODEL_BYTES
+    return [] if plan.uneven_use or plan.zero == 0 or small else _large(own)
 
 
 def apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
@@ -123,15 +128,6 @@ def apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
                 "out of keep_f32"
             )
     return found
-
-
-def _one_unit(root: nn.Module, plan: Plan) -> bool:
-    """Whether all parameters travel in one message: replicas reduce their gradients so, too.
-
-    In low precision a small model has units as a large one has them: they cast their inputs.
-    """
-    small = not plan.low and _nbytes(root) <= SMALL_MODEL_BYTES
-    return plan.uneven_use or plan.zero == 0 or small
 
 
 def _large(units: Sequence[nn.Module]) -> list[nn.Module]:

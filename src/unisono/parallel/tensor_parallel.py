@@ -90,7 +90,10 @@ def run_cut(
         LocalForward(path, module, dims, cut, axis, region, calls)
 
     run_locally(model, cut, make)
-    calls.follow(model)
+    for path in calls.others():
+        make(path, module_at(model, path), {})
+    if alone:
+        _ModelForward(model, calls)
 
 
 def axis_of(mesh: DeviceMesh, *, regathers: bool = False) -> TensorAxis:
@@ -187,6 +190,8 @@ class LocalForward(Forward):
         return self._moves.returned(output)
 
     def _forward(self, args: Any, named: Any) -> Any:
+        if not self._kind and not self._dims:
+            return self._run(*args, **named)
         if self._kind == "vocabulary":
             return self._vocabulary(*args, **named)
         given = next(tensors_in((args, named)), None) if self._kind.startswith("column") else None
@@ -274,13 +279,10 @@ class ModelCalls:
         )
         return self._checks[-1]
 
-    def follow(self, model: nn.Module) -> None:
-        """Check the other modules around those that are cut, too, and count calls in each forward."""
+    def others(self) -> list[str]:
+        """The modules around those that are cut, whose calls are to be checked, too."""
         known = {check.path for check in self._checks}
-        for path in [path for path, found in self._cut.calls.items() if found.takes and path not in known]:
-            _CheckedForward(module_at(model, path), path, self)
-        if self._model is not None:
-            _ModelForward(self._model, self)
+        return [path for path, found in self._cut.calls.items() if found.takes and path not in known]
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -384,19 +386,3 @@ class _ModelForward(Forward):
             )
         with self._calls.forward():
             return self._run(*args, **named)
-
-
-class _CheckedForward(Forward):
-    """The forward of a module around those that are cut."""
-
-    def __init__(self, module: nn.Module, path: str, calls: ModelCalls) -> None:
-        super().__init__(module)
-        self._check = calls.check(path, argument_names(self._run))
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        if is_compiling():
-            return self._run(*args, **named)
-        self._check.begin(args, named)
-        output = self._run(*args, **named)
-        self._check.end(output)
-        return output

@@ -20,9 +20,10 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from unisono.errors import UnfitError
 from unisono.torch_internals import training
-from unisono.torch_internals.fake import OperatorMode, arguments_of
+from unisono.torch_internals.fake import OperatorMode
 
 from .graph.containers import mapped, strange_in, tensors_in
+from .graph.program import drops
 from .model_buffers import buffers_kept, statistics_stand_apart
 from .precision import BATCH_NORM
 from .structure import plain_class
@@ -91,22 +92,16 @@ class _Dear(OperatorMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), named: Any = None) -> Any:
         named = named or {}
-        if _is_dear(operator) and not _draws(operator, args, named):
+        space, _, name = operator.name().partition("::")
+        dear = space == "aten" and name.partition(".")[0] in DEAR
+        if dear and not _draws(operator, args, named):
             return self._selecting.__torch_dispatch__(operator, types, args, named)
         return operator(*args, **named)
 
 
-def _is_dear(operator: Any) -> bool:
-    space, _, name = operator.name().partition("::")
-    return space == "aten" and name.partition(".")[0] in DEAR
-
-
 def _draws(operator: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Whether it draws a dropout mask: left out in backward, all that draws after it would draw others."""
-    if torch.Tag.nondeterministic_seeded not in operator.tags:
-        return False
-    given = dict(zip((argument.name for argument in arguments_of(operator)), args, strict=False)) | named
-    return bool(given.get("dropout_p", 0.0))
+    return torch.Tag.nondeterministic_seeded in operator.tags and drops(operator, args, named)
 
 
 # ---- what a unit returns ----

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.torch.control_data import on_every_rank, on_rank_0, recv_data, send_data
 
-from .graph.fused import Split
+from .graph.fused import FusedLayer, Split
 from .model_setup import ModelSetup
 from .structure import plain_class
 
@@ -323,49 +323,9 @@ def _adapters(model: nn.Module, blanks: Mapping[str, Tensor]) -> set[str] | None
 # ---- fused layers ----
 
 
-class FusedLayer:
-    """One layer that several stand for.
-
-    Args:
-        path: of it.
-        names: of the several, in it.
-        sizes: output features of each.
-        leaves: parameter of the one -> of each of the several.
-        turned: the one is [in, out].
-    """
-
-    def __init__(
-        self, path: str, names: Iterable[str], sizes: Iterable[int], leaves: Mapping[str, str], turned: object
-    ) -> None:
-        self.path, self.names, self.sizes = path, tuple(names), tuple(sizes)
-        self.leaves, self.turned = dict(leaves), bool(turned)
-
-    def about(self) -> dict[str, Any]:
-        """Itself as JSON."""
-        return dict(vars(self))
-
-    def parts(self, leaf: str) -> list[str]:
-        """The names of what stands for a parameter of the one."""
-        return [f"{self.path}.{name}.{self.leaves[leaf]}" for name in self.names]
-
-    def cut(self, place: int, whole: Tensor) -> Tensor:
-        """What the several have of a parameter of the one: that at `place`."""
-        part: Tensor = whole.split(self.sizes, -1 if self.turned else 0)[place]
-        return part.t() if self.turned and part.dim() == 2 else part
-
-    def join(self, parts: list[Tensor]) -> Tensor:
-        """The parameter of the one, from those of the several."""
-        turned = [part.t() if self.turned and part.dim() == 2 else part for part in parts]
-        return torch.cat(turned, -1 if self.turned else 0)
-
-
 def fused_layers(model: nn.Module) -> list[FusedLayer]:
     """The layers of a model for which several stand."""
-    return [
-        FusedLayer(path, module.names, module._sizes, module.fused, module._turned)
-        for path, module in model.named_modules()
-        if isinstance(module, Split)
-    ]
+    return [module.layer(path) for path, module in model.named_modules() if isinstance(module, Split)]
 
 
 def parts_of(layers: Iterable[FusedLayer]) -> dict[str, tuple[FusedLayer, str, int]]:

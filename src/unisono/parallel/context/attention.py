@@ -89,7 +89,8 @@ def attend(
         if q.dim() > 4 and mask.shape[:-3] != lead[:-1]:
             mask = mask.expand(*lead[:-1], *mask.shape[-3:])
         mask = _four(mask)
-    out = _ring(_four(q), _four(k), _four(v), mask, how, ranks)
+    seed = (drawn_seed() or 0) if how.dropout else 0
+    out: Tensor = _Ring.apply(_four(q), _four(k), _four(v), mask, how, ranks, seed)
     return out.reshape(*lead, *out.shape[-2:])
 
 
@@ -152,18 +153,6 @@ def _to_positions(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str
 
 
 # ---- as a ring ----
-
-
-def _ring(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: ContextGroup
-) -> Tensor:
-    """What this rank's queries see of all keys.
-
-    Shapes: q [rows, heads, this rank's time, features]; k, v with their heads; mask whole, with four dims.
-    """
-    seed = (drawn_seed() or 0) if how.dropout else 0
-    out: Tensor = _Ring.apply(q, k, v, mask, how, ranks, seed)
-    return out
 
 
 class _Tile(NamedTuple):

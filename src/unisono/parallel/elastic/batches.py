@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.parallel.batches import END, RankBatches, cut_rows, rows_of
+from unisono.parallel.generators import generators_kept
 from unisono.parallel.mesh import PlanMesh
 
 
@@ -103,10 +104,9 @@ class ElasticBatches(RankBatches):
         if not self._by_rows:
             self.current = cut_rows(self._pass.whole, *self._own(rows_of(self._pass.whole)))
             return
-        kept = torch.default_generator.get_state()  # to load a batch again must not change the next order
-        rows = self._rows(self._at)
-        self.current = next(rows)
-        torch.default_generator.set_state(kept)
+        with generators_kept([torch.default_generator]):  # a batch that is loaded again changes no order
+            rows = self._rows(self._at)
+            self.current = next(rows)
         if self.active:
             self._pass.rows = rows
 
@@ -214,7 +214,8 @@ class ElasticBatches(RankBatches):
 
     def _regroup(self, first: int, rows: int) -> None:
         """Make batches of so many rows, from number `first` on."""
-        self._order = self._order[:first] + _regrouped(self._order[first:], rows)
+        every = [one for batch in self._order[first:] for one in batch]
+        self._order = self._order[:first] + [every[at : at + rows] for at in range(0, len(every), rows)]
 
     def _rows(self, first: int) -> Iterator[Any]:
         rows = super()._rows(first)
@@ -226,10 +227,8 @@ class ElasticBatches(RankBatches):
     def _begun(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Go on where the others are: their loaders have drawn what this one draws when it begins."""
         generators = [torch.default_generator, *([self._sampler_generator] if self._indexed else [])]
-        kept = [(generator, generator.get_state()) for generator in generators]
-        batch = next(rows, END)
-        for generator, state in kept:
-            generator.set_state(state)
+        with generators_kept(generators):
+            batch = next(rows, END)
         if batch is not END:
             yield batch
             yield from rows
@@ -272,9 +271,3 @@ def _grouped(entries: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
         found.append(list(entries[first : first + size]))
         first += size
     return found
-
-
-def _regrouped(batches: Sequence[Sequence[Any]], rows: int) -> list[list[Any]]:
-    """The same rows in the same order, in batches of another size."""
-    every = [one for batch in batches for one in batch]
-    return [every[first : first + rows] for first in range(0, len(every), rows)]

@@ -37,14 +37,9 @@ def parts_of(thing: Any) -> Iterable[tuple[Any, Any]] | None:
     if isinstance(thing, (dict, Mapping)):
         return thing.items()
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return fields_of(thing)
+        names = [field.name for field in dataclasses.fields(thing)]
+        return [(name, object.__getattribute__(thing, name)) for name in names]  # its own way may raise
     return None
-
-
-def fields_of(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a dataclass as they are stored: its own way to read an attribute may raise."""
-    for field in dataclasses.fields(thing):
-        yield field.name, object.__getattribute__(thing, field.name)
 
 
 def strange_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:

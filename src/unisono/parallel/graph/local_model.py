@@ -33,7 +33,7 @@ class ProgramMismatch(Exception):
 
     def __init__(self, node: Node, why: str) -> None:
         super().__init__(why)
-        self.node, self.why = node, why
+        self.node, self.why = node, f"{why}, at {node.line}"
 
 
 class LocalModel:
@@ -121,9 +121,7 @@ class LocalModel:
             return args, named
         call, nodes = calls[number], self._first[number]
         if (call.function, call.ordinal, call.frame) != (here.function, here.ordinal, here.frame):
-            raise ProgramMismatch(
-                nodes[0], f"the program of the parts calls {here.function} here, at {nodes[0].line}"
-            )
+            raise ProgramMismatch(nodes[0], f"the program of the parts calls {here.function} here")
         change = {
             place: (written, wanted)
             for place, (written, wanted) in _wanted(self._choice, call, nodes).items()
@@ -138,7 +136,7 @@ class LocalModel:
     def _note(self, path: str, ordinal: int, sizes: Sizes, node: Node) -> None:
         known = self.sizes.setdefault(path, {})
         if known.setdefault(ordinal, sizes) != sizes:
-            raise ProgramMismatch(node, f"two calls of one module need different sizes, at {node.line}")
+            raise ProgramMismatch(node, "two calls of one module need different sizes")
 
 
 def _wanted(choice: SplitChoice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:

@@ -273,6 +273,12 @@ def writes_of(node: Node) -> list[tuple[int, int]]:
     return found
 
 
+def drops(op: Any, args: Sequence[Any], named: dict[str, Any]) -> bool:
+    """Whether a call of an operator gives it a share of dropout."""
+    given = dict(zip((argument.name for argument in arguments_of(op)), args, strict=False)) | named
+    return bool(given.get("dropout_p", 0.0))
+
+
 def written_in(graph: Graph) -> set[int]:
     """The memory that some operator writes in place."""
     return {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}

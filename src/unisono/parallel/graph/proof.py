@@ -59,7 +59,8 @@ def prove(
     search = _ProofSearch(shapes, sample, parts, forward, opened, given)
     for name, value in [*shapes.model.named_parameters(), *shapes.model.named_buffers()]:
         if kinds.get(name.rpartition(".")[0]) == "whole":
-            search.ban(name, value.dim(), f'cuts= says that "{name.rpartition(".")[0]}" is whole')
+            why = f'cuts= says that "{name.rpartition(".")[0]}" is whole'
+            search.banned |= {(name, dim): why for dim in range(value.dim())}
     cut = search.run() if only is None else search.again(only)
     if given and only is None:
         search.check_given()
@@ -83,13 +84,9 @@ class _ProofSearch:
         if given:  # no other layer becomes several than those named, and attention around them
             around = {path.rpartition(".")[0] for path in given}
             self._tried = {path for path, _ in shapes.model.named_modules()} - given.keys() - around
-        self._banned: dict[tuple[str, int], str] = {}
+        self.banned: dict[tuple[str, int], str] = {}
         self._gathered: set[str] = set()
         self._kept: set[str] = set()  # split in the model already
-
-    def ban(self, name: str, dims: int, why: str) -> None:
-        """Leave a parameter whole."""
-        self._banned |= {(name, dim): why for dim in range(dims)}
 
     def again(self, cut: Cut) -> Cut:
         """What of `cut` holds for this program."""
@@ -99,7 +96,7 @@ class _ProofSearch:
         for name, value in [*self._shapes().model.named_parameters(), *self._shapes().model.named_buffers()]:
             for dim in range(value.dim()):
                 if cut.dims.get(name) != dim:
-                    self._banned[name, dim] = "the cut leaves it whole"
+                    self.banned[name, dim] = "the cut leaves it whole"
         return self.run()
 
     def run(self) -> Cut:
@@ -121,14 +118,14 @@ class _ProofSearch:
             gathered = set() if self._given else self._large(choice) - self._gathered - self._tried
             if gathered:
                 self._gathered |= gathered
-                choice = self._chosen(choice)
+                choice = self._choose(choice.graph)
                 continue
             try:
                 shapes = self._shapes()
                 compare(choice, shapes, self._sample, self._run(shapes))
             except ProgramMismatch as mismatch:
                 self._ban(choice, mismatch)
-                choice = self._chosen(choice)
+                choice = self._choose(choice.graph)
                 continue
             choice.cut.fused = dict(self._fused)
             self._proved = choice
@@ -239,12 +236,8 @@ class _ProofSearch:
         self._copy, self._of = shapes.model, dict(self._fused)
         return self._choose(graph)
 
-    def _chosen(self, choice: SplitChoice) -> SplitChoice:
-        """Choose again, for the same program."""
-        return self._choose(choice.graph)
-
     def _choose(self, graph: Any) -> SplitChoice:
-        return SplitChoice(graph, self._copy, self._parts, self._hints(), self._banned, self._opened)
+        return SplitChoice(graph, self._copy, self._parts, self._hints(), self.banned, self._opened)
 
     def _hints(self) -> Hints:
         if self._given:
@@ -262,7 +255,7 @@ class _ProofSearch:
             and layer_of(module) is not None
             and module.weight.numel() >= LARGE * total
             and module.weight.shape[0] % self._parts == 0
-            and (f"{path}.weight", 0) not in self._banned
+            and (f"{path}.weight", 0) not in self.banned
         }
         weights = {id(module_at(self._copy, path).weight) for path in tables}
         tied = {
@@ -284,7 +277,7 @@ class _ProofSearch:
             and path not in choice.cut.modules
             and module.weight.numel() >= LARGE * total
             and module.weight.shape[0] % self._parts == 0
-            and (f"{path}.weight", 0) not in self._banned
+            and (f"{path}.weight", 0) not in self.banned
         }
 
     def _ban(self, choice: SplitChoice, mismatch: ProgramMismatch) -> None:
@@ -299,7 +292,7 @@ class _ProofSearch:
             }
             if here:
                 for key in choice.held(here):
-                    self._banned[key] = mismatch.why
+                    self.banned[key] = mismatch.why
                 return
         raise AssertionError(f"nothing is cut, and yet {mismatch.why}")
 

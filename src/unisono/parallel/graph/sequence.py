@@ -16,12 +16,10 @@ import math
 import re
 from typing import NoReturn
 
-from unisono.torch_internals.fake import arguments_of
-
 from .backward import Backward, Chosen, Positions, Refusal
 from .cut import Cut, ModuleMove
 from .indices import Dim, Dims, Factor, Index, block_all, mixed, roots, size_of
-from .program import Node, Value, refs
+from .program import Node, Value, drops, refs
 from .rules import DRAWS, Rules
 from .scopes import ScopedValue, Scopes
 
@@ -375,10 +373,4 @@ def check_draws(choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions |
 
 def _drops(node: Node) -> bool:
     """Whether it is attention with dropout."""
-    if not node.name.startswith("aten._scaled_dot_product"):
-        return False
-    return any(
-        given
-        for argument, given in zip(arguments_of(node.op), node.args, strict=False)
-        if argument.name == "dropout_p"
-    )
+    return node.name.startswith("aten._scaled_dot_product") and drops(node.op, node.args, node.named)

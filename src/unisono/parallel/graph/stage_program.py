@@ -16,7 +16,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -149,11 +149,8 @@ class _CrossingValues:
         self.bytes, self.values = [*itertools.accumulate(self.bytes)], [*itertools.accumulate(self.values)]
         for storage, spans in crossing.items():
             for (a, b), (c, d) in itertools.combinations(sorted(spans), 2):
-                self._break(max(a, c), min(b, d, written[storage]))
-
-    def _break(self, first: int, last: int) -> None:
-        for place in range(first, last + 1):
-            self.broken[place] = True
+                for place in range(max(a, c), min(b, d, written[storage]) + 1):
+                    self.broken[place] = True
 
     @staticmethod
     def _last_uses(graph: Graph, free: set[int]) -> dict[int, int]:
@@ -450,9 +447,6 @@ class StageProgram:
             renames, frozenset(writes), frozenset(parameters),
         )  # fmt: skip
 
-    def _writes_state(self, storages: Iterable[int]) -> bool:
-        return any(self.graph.values[storage].kind in ("buffer", "parameter") for storage in storages)
-
     # ---- stages ----
 
     def _cut(self) -> list[Stage]:
@@ -513,7 +507,7 @@ class StageProgram:
             own = not item.free and first <= item.first < stop
             if item.first >= stop or not (own or item.free):
                 continue
-            state = self._writes_state(item.writes)
+            state = any(_is_buffer(self.graph, storage) for storage in item.writes)
             checks = item.node is not None and item.node.name in CHECKS and first <= item.first
             if (
                 checks
@@ -535,14 +529,12 @@ class StageProgram:
         free = {item.first for item in self._items if item.free}
         for number, attribute in self.graph.kept.items():
             node = self.graph.nodes[self.graph.values[number].node]
-            if not calls & set(node.frames) and not free & {node.number, *self._firsts(node)}:
+            firsts = {node.number, *(self.graph.frames[at].first for at in node.frames)}
+            if not calls & set(node.frames) and not free & firsts:
                 raise StageError(
                     f'{self.graph.model} keeps a tensor in "{attribute}", at {node.line}. In a pipeline the '
                     "loss would not see it: return it from the model"
                 )
-
-    def _firsts(self, node: Node) -> list[int]:
-        return [self.graph.frames[number].first for number in node.frames]
 
     # ---- runs ----
 
