@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
@@ -128,7 +129,8 @@ def _to_heads(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str) ->
     sizes = [rows * count * span.count(rank) * features for rank in range(ranks.ranks)]
     came = x.new_empty(sum(sizes))
     with record_function(label):
-        ranks.exchange(came, sent, sizes, [x.numel() // ranks.ranks] * ranks.ranks)
+        given = [x.numel() // ranks.ranks] * ranks.ranks
+        dist.all_to_all_single(came, sent, sizes, given, group=ranks.group)
     made = x.new_empty(rows, count, span.size, features)
     for rank, part in enumerate(came.split(sizes)):
         here = part.view(rows, count, span.count(rank), features)
@@ -147,7 +149,8 @@ def _to_positions(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str
     mine = rows * count * span.count(ranks.rank) * features
     came = x.new_empty(ranks.ranks * mine)
     with record_function(label):
-        ranks.exchange(came, torch.cat(parts), [mine] * ranks.ranks, [part.numel() for part in parts])
+        sizes = [mine] * ranks.ranks, [part.numel() for part in parts]
+        dist.all_to_all_single(came, torch.cat(parts), *sizes, group=ranks.group)
     every = came.view(ranks.ranks, rows, count, span.count(ranks.rank), features)
     return torch.cat(every.unbind(0), 1)
 
@@ -388,8 +391,13 @@ class _RingExchange:
         if ranks.ranks == 1:
             self._came, self._works = self._sent, []
             return
+        after, before = (
+            dist.get_global_rank(ranks.group, (ranks.rank + step) % ranks.ranks) for step in (1, -1)
+        )
+        sent = dist.P2POp(dist.isend, self._sent, after, ranks.group)
         with record_function(label):
-            self._works = ranks.hop(self._came, self._sent)
+            came = dist.P2POp(dist.irecv, self._came, before, ranks.group)
+            self._works = dist.batch_isend_irecv([sent, came])
 
     def received(self) -> list[Tensor]:
         """Wait; return what came."""

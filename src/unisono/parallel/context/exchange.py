@@ -31,30 +31,6 @@ class ContextGroup:
     rank: int
     ranks: int
 
-    def sum_(self, value: Tensor) -> None:
-        """Sum a tensor over the ranks, in place."""
-        dist.all_reduce(value, group=self.group)
-
-    def gather(self, every: list[Tensor], mine: Tensor) -> None:
-        """Gather the tensors of all ranks, which have one shape."""
-        dist.all_gather(every, mine, group=self.group)
-
-    def exchange(self, came: Tensor, sent: Tensor, gets: list[int], gives: list[int]) -> None:
-        """Give each rank its numbers, and get those of each. Both tensors are flat, in the order of ranks."""
-        dist.all_to_all_single(came, sent, gets, gives, group=self.group)
-
-    def hop(self, came: Tensor, sent: Tensor) -> list[Any]:
-        """Begin to send to the next rank, and to receive from the one before."""
-        after, before = (
-            dist.get_global_rank(self.group, (self.rank + step) % self.ranks) for step in (1, -1)
-        )
-        return dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, sent, after, self.group),
-                dist.P2POp(dist.irecv, came, before, self.group),
-            ]
-        )
-
 
 def total(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
     """The sum of a value over the ranks."""
@@ -108,7 +84,7 @@ def whole(value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: Contex
     padded[: len(mine)] = mine
     every = [torch.empty_like(padded) for _ in range(ranks.ranks)]
     with record_function(label):
-        ranks.gather(every, padded)
+        dist.all_gather(every, padded, group=ranks.group)
     made = mine.new_empty(span.size, *mine.shape[1:])
     for rank, part in enumerate(every):
         made[span.positions(rank)] = part[: span.count(rank)]
@@ -125,7 +101,7 @@ def _rows_first(value: Tensor, shape: Sequence[int], place: SequenceDim) -> Tens
 def _sum(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
     made = value.clone(memory_format=torch.contiguous_format)
     with record_function(label):
-        ranks.sum_(made)
+        dist.all_reduce(made, group=ranks.group)
     return made
 
 
@@ -136,9 +112,8 @@ def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextG
     sent = value[give].contiguous()
     received = value.new_empty(len(get), *value.shape[1:])
     with record_function(label):
-        ranks.exchange(
-            received.view(-1), sent.view(-1), [count * row for count in got], [count * row for count in given]
-        )
+        sizes = [count * row for count in got], [count * row for count in given]
+        dist.all_to_all_single(received.view(-1), sent.view(-1), *sizes, group=ranks.group)
     made = torch.empty_like(received)
     made[get] = received
     return made

@@ -84,7 +84,7 @@ class ProgramStep:
     @property
     def made(self) -> list[int]:
         """The values that are there afterwards."""
-        return [n for n in self.node.outputs if n is not None] + [part for _, part, _ in self.parts]
+        return self.node.made + [part for _, part, _ in self.parts]
 
 
 class ContextAxis:
@@ -271,12 +271,12 @@ class ContextProgram(StageProgram):
     def _step(self, node: Node) -> ProgramStep:
         if node.outputs and node.outputs[0] in self._filled:
             return self._fill(node, self._filled[node.outputs[0]])
-        given = {ref.value for ref in refs((node.args, node.named))}
+        given = {*node.taken}
         cut = {number: self.places[number] for number in given if number in self.places}
         marked = {number: self._whole[number] for number in given if number in self._whole}
         trained = bool(given & self._trained)
         begins = not cut and bool(marked) and trained
-        made = [number for number in node.outputs if number is not None]
+        made = node.made
         if not cut and not begins:
             if trained:
                 self._trained.update(made)

@@ -143,13 +143,8 @@ class ExpertCheck:
         fill: Callable[[nn.Module], object],
         output: Callable[[Any], Any] = identity,
     ) -> None:
-        try:
-            self._model = model_copy(model)
-        except Exception as error:
-            raise ValueError(
-                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so its experts "
-                "cannot be tried. If you have compared losses and gradients, write check=False"
-            ) from error
+        so = "its experts cannot be tried. If you have compared losses and gradients, write check=False"
+        self._model = model_copy(model, so=so)
         self._model.zero_grad()
         fill(self._model)
         self._axis, self._output = axis, output

@@ -107,8 +107,8 @@ class SplitChoice:
         numbers: set[int] = set()
         for node in graph.nodes if self.opened else ():
             if graph.module_of(node) in self.opened:
-                numbers.update(ref.value for ref in refs((node.args, node.named)))
-                numbers.update(number for number in node.outputs if number is not None)
+                numbers.update(node.taken)
+                numbers.update(number for number in node.made)
         for frame in graph.frames if self.opened else ():
             del around[frame.level :]
             if around and around[-1] in self.opened:
@@ -339,7 +339,7 @@ class SplitChoice:
             node.flops
             for node in self.graph.nodes
             if node.number in contracted
-            or any(self.cuts(number) for number in node.outputs if number is not None)
+            or any(self.cuts(number) for number in node.made)
             or any(self.cuts(ref.value) for ref in refs(node.args))
         )
 

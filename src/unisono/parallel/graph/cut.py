@@ -26,15 +26,7 @@ class Sizes(NamedTuple):
 
 
 class ModuleMove(NamedTuple):
-    """What happens to a value that goes into a module or comes out of it.
-
-    | kind | forward | its gradient |
-    |---|---|---|
-    | enter | | summed |
-    | slice | this rank's positions | all-gathered |
-    | gather | all-gathered | this rank's positions |
-    | gather, sum | all-gathered | reduce-scattered |
-    | scatter | reduce-scattered | all-gathered |
+    """What happens to a value that goes into a module or comes out of it: a kind of tensor_moves.py.
 
     Args:
         dim: of the positions.

@@ -13,7 +13,7 @@ from torch import nn
 from unisono.torch_internals.training import module_at
 
 from .fused import Split
-from .program import Frame, Graph, refs
+from .program import Frame, Graph
 
 
 class Layer(NamedTuple):
@@ -57,7 +57,7 @@ def is_product(graph: Graph, frame: Frame, weight: int | None, bias: int | None)
     nodes = graph.nodes[frame.begin : frame.end]
     made = {number for node in nodes for number in node.outputs}
     known = made | {weight, bias} | set(frame.inputs[:1])
-    given = [[ref.value for ref in refs((node.args, node.named))] for node in nodes]
+    given = [node.taken for node in nodes]
     added = [values for node, values in zip(nodes, given, strict=True) if node.name == "aten.add"]
     biases = [node.args[0].value for node in nodes if node.name == "aten.addmm"]
     return (

@@ -135,7 +135,7 @@ class _Comparison:
     def _pair(self, node: Node, other: Node, copies: dict[int, int]) -> None:
         if (_kind(node), self._whole.module_of(node)) != (_kind(other), self._local.module_of(other)):
             raise ProgramMismatch(node, f"the program of the parts does {other.name} in place of {node.name}")
-        mine = [ref.value for ref in refs((node.args, node.named))]
+        mine = node.taken
         theirs = [ref.value for ref in refs((other.args, other.named))]
         if len(mine) != len(theirs):
             raise ProgramMismatch(node, f"{node.name} takes other values in the program of the parts")

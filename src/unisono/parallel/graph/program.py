@@ -99,6 +99,16 @@ class Node:
         """The operator's name without its overload, such as "aten.addmm"."""
         return str(self.op.overloadpacket)
 
+    @property
+    def made(self) -> list[int]:
+        """The values that it returns."""
+        return [number for number in self.outputs if number is not None]
+
+    @property
+    def taken(self) -> list[int]:
+        """The values that it takes."""
+        return [ref.value for ref in refs((self.args, self.named))]
+
 
 @dataclass
 class Frame:
@@ -233,7 +243,7 @@ class Graph:
                 if name.startswith(prefix) and self.values[self.names[name]].kind == "parameter"
             )
             shapes = [list(self.values[number].shape) for number in frames[0].outputs[:2]]
-            made = sum(self.values[out].nbytes for node in inside for out in node.outputs if out is not None)
+            made = sum(self.values[out].nbytes for node in inside for out in node.made)
             rows.append(
                 (
                     path or "(model)", frames[0].kind, str(len(frames)), str(len(inside)), f"{held:,}",
@@ -262,7 +272,7 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
 
 def writes_of(node: Node) -> list[tuple[int, int]]:
     """What an operator writes in place: (the value before, the value after)."""
-    outputs = [number for number in node.outputs if number is not None]
+    outputs = node.made
     found: list[tuple[int, int]] = []
     for place, argument in enumerate(arguments_of(node.op)):
         if argument.alias_info is not None and argument.alias_info.is_write:

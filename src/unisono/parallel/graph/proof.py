@@ -19,7 +19,7 @@ from .fused import Split, split_
 from .layers import NO_SUM, NOT_NAMED, Hints, layer_of, of_parts
 from .local import compare
 from .local_model import ProgramMismatch
-from .program import Node, refs
+from .program import Node
 from .sequence import Key, Stays, settle
 
 Forward = Callable[[nn.Module, Any, Any], Any]  # model, pieces, inputs -> output
@@ -284,12 +284,8 @@ class _ProofSearch:
         """What is cut at this operator stays whole from now on."""
         nodes: list[Node] = [*choice.graph.nodes[mismatch.node.number :: -1], *choice.graph.nodes]
         for node in nodes:
-            numbers = [number for number in node.outputs if number is not None]
-            here = {
-                index
-                for number in [*numbers, *(ref.value for ref in refs((node.args, node.named)))]
-                for index in choice.cuts(number)
-            }
+            numbers = node.made
+            here = {index for number in [*numbers, *node.taken] for index in choice.cuts(number)}
             if here:
                 for key in choice.held(here):
                     self.banned[key] = mismatch.why

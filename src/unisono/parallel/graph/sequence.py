@@ -151,8 +151,8 @@ class ScatteredPositions:
         return "out" if seen.boundary.out else "in", re.sub(r"\b\d+\b", "*", f"{path} {seen.boundary.slots}")
 
     def _numbers(self, node: Node) -> list[int]:
-        made = [number for number in node.outputs if number is not None]
-        return [*made, *(self._scopes.at(node, ref.value) for ref in refs([node.args, node.named]))]
+        made = node.made
+        return [*made, *(self._scopes.at(node, n) for n in node.taken)]
 
     def _reached(self, kinds: set[Index]) -> set[Index]:
         """What nothing blocks, and values go to from the end of a cut."""
@@ -298,10 +298,10 @@ class _PositionRules(Rules):
         self._note(seen.number, seen.value)
 
     def _block(self, node: Node) -> None:
-        made = [number for number in node.outputs if number is not None]
+        made = node.made
         for number in made:
             self._note(number, number)
-        given = [ref.value for ref in refs([node.args, node.named])]
+        given = node.taken
         dims = [dim for n in made for dim in self.dims[n]]
         dims += [dim for n in given for dim in self.dims[self._scopes.at(node, n)]]
         layers = [
@@ -348,10 +348,10 @@ def check_draws(choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions |
         for event in events.get(node.number, ()):
             own = event == "begin"
         if node.name in DRAWS or _drops(node):
-            here = {index for number in node.outputs if number is not None for index in choice.cuts(number)}
+            here = {index for number in node.made for index in choice.cuts(number)}
             here |= {index for ref in refs(node.args) for index in choice.cuts(ref.value)}
-            numbers = [scopes.at(node, ref.value) for ref in refs([node.args, node.named])]
-            numbers += [number for number in node.outputs if number is not None]
+            numbers = [scopes.at(node, n) for n in node.taken]
+            numbers += node.made
             if positions is not None and (found := [n for n in numbers if positions.scattered(n)]):
                 path = graph.module_of(node)
                 if not path or any(frame.inside for frame in graph.frames if frame.path == path):

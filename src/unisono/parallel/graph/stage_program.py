@@ -96,7 +96,7 @@ def _free_nodes(graph: Graph, held: Collection[int] = ()) -> set[int]:
     bound: set[int] = set()  # values that do not
     found: set[int] = set()
     for node in graph.nodes:
-        given = [ref.value for ref in refs((node.args, node.named))]
+        given = node.taken
         writes = [before for before, _ in writes_of(node)]
         if (
             any(number in bound or graph.values[number].kind == "parameter" for number in given)
@@ -104,7 +104,7 @@ def _free_nodes(graph: Graph, held: Collection[int] = ()) -> set[int]:
             or node.number in held
             or any(_is_buffer(graph, number) for number in writes)
         ):
-            bound.update(number for number in node.outputs if number is not None)
+            bound.update(number for number in node.made)
         else:
             found.add(node.number)
     storages = {graph.values[number].storage for number in bound}
@@ -114,12 +114,12 @@ def _free_nodes(graph: Graph, held: Collection[int] = ()) -> set[int]:
             number
             for number in found
             if any(out is not None and values[out].storage in storages for out in graph.nodes[number].outputs)
-            or any(ref.value in bound for ref in refs((graph.nodes[number].args, graph.nodes[number].named)))
+            or not bound.isdisjoint(graph.nodes[number].taken)
         }
         if not lost:
             return found
         found -= lost
-        outputs = {out for number in lost for out in graph.nodes[number].outputs if out is not None}
+        outputs = {out for number in lost for out in graph.nodes[number].made}
         bound |= outputs
         storages |= {values[out].storage for out in outputs}
 
@@ -199,7 +199,7 @@ def choose_starts(graph: Graph, stages: int) -> list[StageStart]:
 
 def _balanced(graph: Graph, flow: _CrossingValues, places: list[int], stages: int) -> list[int]:
     """The places whose dearest stage is cheapest; of those that cost alike, the ones with fewest bytes."""
-    made = [sum(graph.values[out].nbytes for out in node.outputs if out is not None) for node in graph.nodes]
+    made = [sum(graph.values[out].nbytes for out in node.made) for node in graph.nodes]
     each = (node.flops + nbytes for node, nbytes in zip(graph.nodes, made, strict=True))
     costs = [0.0, *itertools.accumulate(map(float, each))]
     total = costs[-1] or 1.0
@@ -423,7 +423,7 @@ class StageProgram:
         nodes = [node] if frame is None else self.graph.nodes[first : frame.last]
         inside = {number for node in nodes for number in node.outputs}
         reads, writes, renames = set[int](), set[int](), list[tuple[int, int]]()
-        parameters, makes = set[str](), [number for number in node.outputs if number is not None]
+        parameters, makes = set[str](), node.made
         if frame is not None:
             parameters, makes = set(self._held[frame.path]), list(frame.outputs)
             reads = {number for number in frame.inputs if values[number].kind in ("input", "operator")}
@@ -486,7 +486,7 @@ class StageProgram:
         values = self.graph.values
         used, storages = {result}, {values[result].storage}
         for node in reversed(self.graph.nodes):
-            given = {ref.value for ref in refs((node.args, node.named))}
+            given = {*node.taken}
             writes = any(values[before].storage in storages for before, _ in writes_of(node))
             detaches = node.name == "aten.detach" and not self.graph.taken_by_functions & given
             makes = used.intersection(node.outputs) if node.grad and not detaches else ()
@@ -617,9 +617,7 @@ class StageProgram:
     @functools.cached_property
     def digest(self) -> str:
         """What all ranks must have alike, as a short text."""
-        flat = [
-            (node.name, [self._told(n) for n in node.outputs if n is not None]) for node in self.graph.nodes
-        ]
+        flat = [(node.name, [self._told(n) for n in node.made]) for node in self.graph.nodes]
         told = repr((flat, [(stage.comes, stage.goes) for stage in self.stages]))
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
