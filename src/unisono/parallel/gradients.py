@@ -128,6 +128,11 @@ def bits_of(value: Tensor) -> Tensor:
     return real.detach().contiguous().view(types[real.element_size()])
 
 
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same values; a NaN is like another one."""
+    return torch.equal(one, other) or bool(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True))
+
+
 def sum_of_squares(norms: Tensor, shares: Sequence[float]) -> Tensor:
     """Add up squared norms, each times its share: in one order, so that all ways have the same bits."""
     return (norms * norms * norms.new_tensor(shares)).sum()

@@ -52,10 +52,11 @@ class _RecordedCut:
         self._recorder: Recorder | None = None
         self._open = False
         model, cut = shapes.model, parts.cut
+        region: Any = SimpleNamespace(begin=self.begin_region, end=self.end_region)
         narrow_(shapes, cut)
 
         def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
-            _RecordedForward(path, module, dims, cut, parts.axis, self)
+            _RecordedForward(path, module, dims, cut, parts.axis, region)
 
         run_locally(model, cut, make)
 
@@ -84,18 +85,6 @@ class _RecordedCut:
 
 
 class _RecordedForward(LocalForward):
-    def __init__(
-        self,
-        path: str,
-        module: nn.Module,
-        dims: dict[str, int],
-        cut: Cut,
-        axis: TensorAxis,
-        recorded: _RecordedCut,
-    ) -> None:
-        region: Any = SimpleNamespace(begin=recorded.begin_region, end=recorded.end_region)
-        super().__init__(path, module, dims, cut, axis, region)
-
     def _part(self, leaf: str, _dim: int) -> Tensor:
         value: Any = self._module._parameters.get(leaf)
         found: Tensor = self._module._buffers[leaf] if value is None else value

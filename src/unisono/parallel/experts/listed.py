@@ -30,6 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from unisono.errors import UnfitError
 from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.generators import default_generators
+from unisono.parallel.gradients import equal
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.noted_call import EXPERT_LIST
 from unisono.parallel.graph.written import Forward
@@ -182,7 +183,7 @@ class ListedExperts(Forward):
         if number >= len(self._calls) or self._calls[number].expert != expert:
             self._refuse("the second run calls other experts than the first")
         noted = self._calls[number].rows
-        if noted.shape != rows.shape or not _equal(noted, rows):
+        if noted.shape != rows.shape or not equal(noted, rows):
             self._refuse(f"what expert {expert} gets depends on the results of other experts, or on chance")
         return self._results[number].view(rows.shape)
 
@@ -275,8 +276,3 @@ class ListedExperts(Forward):
 def _call(module: nn.Module, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Any:
     """Call the module around the experts. Its own forward: a unit that it may be is running."""
     return module.forward(*args, **named)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same values; a NaN is like another one."""
-    return torch.equal(one, other) or bool(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True))

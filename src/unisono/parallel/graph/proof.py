@@ -247,16 +247,7 @@ class _ProofSearch:
                 for kind in ("vocabulary", "column, gathered")
             )
             return Hints(rows, gathered, kinds)
-        total = sum(parameter.numel() for parameter in self._copy.parameters())
-        tables = {
-            path
-            for path, module in self._copy.named_modules()
-            if isinstance(module, nn.Embedding)
-            and layer_of(module) is not None
-            and module.weight.numel() >= LARGE * total
-            and module.weight.shape[0] % self._parts == 0
-            and (f"{path}.weight", 0) not in self.banned
-        }
+        tables = self._large_of(nn.Embedding)
         weights = {id(module_at(self._copy, path).weight) for path in tables}
         tied = {
             path
@@ -267,14 +258,16 @@ class _ProofSearch:
 
     def _large(self, choice: SplitChoice) -> set[str]:
         """Whole layers with many of the parameters."""
+        return {p for p in self._large_of(nn.Linear) if choice.runs(p) and p not in choice.cut.modules}
+
+    def _large_of(self, kind: type[Any]) -> set[str]:
+        """Layers of a kind with many of the parameters, whose rows can be cut."""
         total = sum(parameter.numel() for parameter in self._copy.parameters())
         return {
             path
             for path, module in self._copy.named_modules()
-            if isinstance(module, nn.Linear)
+            if isinstance(module, kind)
             and layer_of(module) is not None
-            and choice.runs(path)
-            and path not in choice.cut.modules
             and module.weight.numel() >= LARGE * total
             and module.weight.shape[0] % self._parts == 0
             and (f"{path}.weight", 0) not in self.banned

@@ -161,6 +161,10 @@ def _dims(x: Shape) -> Indices:
 # ---- what a rank computes, where it is more than the operator on its parts ----
 
 
+def _matmul(_: IndexPosition, x: Tensor, y: Tensor) -> Tensor:
+    return x @ y
+
+
 def _linear(part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     result = functional.linear(x, weight)
     return result if bias is None else result + bias * float(part.start("k") == 0)
@@ -270,7 +274,7 @@ BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minim
 RULES: dict[Any, Rule] = {
     **{one: _of_dims(one) for one in (*UNARY, torch.sum, torch.mean, torch.transpose, torch.permute)},
     **{one: _binary(one) for one in BINARY},
-    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _notation("*mk,*kn->*mn", lambda _, x, y: x @ y)),
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _notation("*mk,*kn->*mn", _matmul)),
     functional.linear: _notation("*k,nk,n->*n", _linear),
     functional.embedding: _notation("*,vd->*d", _embedding),
     functional.layer_norm: _notation("*k,k,k->*k", _layer_norm),
