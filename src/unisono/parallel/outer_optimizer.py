@@ -141,7 +141,9 @@ class OuterOptimizer:
         if self.sgd is None or not self.sgd.defaults["momentum"]:
             return {}
         return {
-            f"outer.{name}": like(self._momentum(anchor), parameter)
+            f"outer.{name}": like(
+                self.sgd.state[anchor].get(MOMENTUM, torch.zeros_like(anchor.data)), parameter
+            )
             for name, anchor, parameter in zip(self._names, self._anchors, self._parameters, strict=True)
         }
 
@@ -156,8 +158,3 @@ class OuterOptimizer:
             elif self.sgd is not None:
                 self.sgd.state[anchor][MOMENTUM] = local(momentum).to(anchor.dtype)  # type: ignore[arg-type]
         self._buffers.note()
-
-    def _momentum(self, anchor: nn.Parameter) -> Tensor:
-        assert self.sgd is not None
-        found: Tensor | None = self.sgd.state[anchor].get(MOMENTUM)
-        return torch.zeros_like(anchor.data) if found is None else found

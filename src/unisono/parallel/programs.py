@@ -20,7 +20,6 @@ from unisono.torch_internals.fake import memory_of
 
 from .context.call import ContextError
 from .context.cut_parts import CutParts
-from .context.exchange import ContextGroup
 from .context.loss_numbers import LossNumbers
 from .context.program import ContextAxis, ContextProgram
 from .explained_errors import recorded_remedy
@@ -34,6 +33,7 @@ from .graph.stage_program import Stage, StageError, StageProgram, StageStart, ch
 from .mesh import PlanMesh
 from .program_state import FAR, ModuleSettings, ProgramCache, kinds_of, set_counter
 from .sharded_parameters import TYPES
+from .tensor_moves import TensorAxis
 from .tensor_parallel import axis_of
 
 Loss = Callable[[Any, Any], Any]
@@ -185,7 +185,7 @@ class RecordedPrograms(Prover):
         self.axis, self.numbers = None, None
         if plan.context > 1:
             _check_hooks(model)
-            ranks = ContextGroup(mesh.context, mesh.context_place, plan.context)
+            ranks = TensorAxis(mesh.context, mesh.context_place, plan.context)
             self.axis, self.numbers = ContextAxis(ranks, mesh.axes.device_type), LossNumbers()
         self._recorder = self._recorder_of(model)
         self.starts: list[StageStart] = []

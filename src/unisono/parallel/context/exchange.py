@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,24 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from unisono.parallel.tensor_moves import exchanged
+from unisono.parallel import tensor_moves
+from unisono.parallel.tensor_moves import TensorAxis, exchanged
 
 from .layout import PositionSpan, SequenceDim
-
-
-@dataclass(frozen=True)
-class ContextGroup:
-    """The ranks that share a sequence. `rank`: this one's index."""
-
-    group: Any
-    rank: int
-    ranks: int
-
-
-def total(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
-    """The sum of a value over the ranks."""
-    run = partial(_sum, ranks=ranks, label=label)
-    return exchanged(value, run, run)
 
 
 def take(value: Tensor, place: SequenceDim, rank: int) -> Tensor:
@@ -52,7 +37,7 @@ def move(
     shape: Sequence[int],
     place: SequenceDim,
     span: PositionSpan,
-    ranks: ContextGroup,
+    ranks: TensorAxis,
     label: str,
 ) -> Tensor:
     """Exchange rows: the parts of `place.span` become those of `span`, which has as many positions."""
@@ -65,24 +50,24 @@ def move(
 
 
 def gathered(
-    value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str
+    value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: TensorAxis, label: str
 ) -> Tensor:
     """All positions of a value, on every rank. Its gradient is the sum of what the ranks do with them."""
 
     def back(grad: Tensor) -> Tensor:
-        return take(_sum(grad, ranks, label), place, ranks.rank)
+        return take(tensor_moves.move(grad, "sum", 0, ranks, label), place, ranks.place)
 
     return exchanged(value, partial(whole, shape=shape, place=place, ranks=ranks, label=label), back)
 
 
 @torch.no_grad()
-def whole(value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str) -> Tensor:
+def whole(value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: TensorAxis, label: str) -> Tensor:
     """All positions of a value, on every rank. It has no gradient."""
     span, mine = place.span, _rows_first(value, shape, place)
-    most = max(span.count(rank) for rank in range(ranks.ranks))
+    most = max(span.count(rank) for rank in range(ranks.parts))
     padded = mine.new_zeros(most, *mine.shape[1:])
     padded[: len(mine)] = mine
-    every = [torch.empty_like(padded) for _ in range(ranks.ranks)]
+    every = [torch.empty_like(padded) for _ in range(ranks.parts)]
     with record_function(label):
         dist.all_gather(every, padded, group=ranks.group)
     made = mine.new_empty(span.size, *mine.shape[1:])
@@ -98,15 +83,8 @@ def _rows_first(value: Tensor, shape: Sequence[int], place: SequenceDim) -> Tens
     return first
 
 
-def _sum(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
-    made = value.clone(memory_format=torch.contiguous_format)
-    with record_function(label):
-        dist.all_reduce(made, group=ranks.group)
-    return made
-
-
-def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
-    gives, given, gets, got = _routes(came, goes, ranks.rank)
+def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: TensorAxis, label: str) -> Tensor:
+    gives, given, gets, got = _routes(came, goes, ranks.place)
     give, get = torch.from_numpy(gives), torch.from_numpy(gets)
     row = math.prod(value.shape[1:])
     sent = value[give].contiguous()

@@ -137,7 +137,7 @@ def _view(call: RuleCall) -> list[SequenceDim | None]:
     if call.node.name == "aten.view" and not isinstance(call.args[1], (list, tuple)):
         raise LayoutError("it reads the bytes as another type")
     place = viewed(call.shape(came), call.cut(came), call.out())
-    sizes = local_shape(call.out(), place, call.ranks.rank)
+    sizes = local_shape(call.out(), place, call.ranks.place)
     written = call.graph.values[came.value].storage in call.written
     call.run = lambda tensor, *_args, **_named: tensor.view(sizes) if written else tensor.reshape(sizes)
     return [place]
@@ -153,7 +153,8 @@ def _complex_view(call: RuleCall) -> list[SequenceDim | None]:
 def _expand(call: RuleCall) -> list[SequenceDim | None]:
     (place,) = _by_index(call)
     assert place is not None
-    call.size_run(place)
+    sizes, op = local_shape(call.out(), place, call.ranks.place), call.node.op
+    call.run = lambda tensor, _sizes, *args, **named: op(tensor, sizes, *args, **named)
     return [place]
 
 
@@ -173,7 +174,7 @@ def _select(call: RuleCall) -> list[SequenceDim | None] | None:
     position += place.span.size * (position < 0)
     owner = place.span.owner(position)
     at = place.span.positions(owner).index(position)
-    total, here = call.total(), call.ranks.rank == owner
+    total, here = call.total(), call.ranks.place == owner
 
     def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
         mine = tensor.select(dim, at) if here else tensor.narrow(dim, 0, 0).sum(dim)
@@ -201,7 +202,7 @@ def _slice(call: RuleCall) -> list[SequenceDim | None] | None:
     _only_sequence(call, came, place)
     if stride != 1 or end <= begin:
         raise LayoutError("it takes every other position, or none")
-    held = place.span.positions(call.ranks.rank)
+    held = place.span.positions(call.ranks.place)
     first, last = (sum(position < bound for position in held) for bound in (begin, end))
     call.run = lambda tensor, *_args, **_named: tensor.narrow(dim, first, last - first)
     return [SequenceDim(dim, 1, place.span.part(begin, end))]
@@ -223,7 +224,7 @@ def _joined(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
     bounds = [0, *itertools.accumulate(sizes)]
     front = bounds[cut[0]]
     span = place.span.part(-front, bounds[-1] - front)
-    mine = span.positions(call.ranks.rank)
+    mine = span.positions(call.ranks.place)
     picks = [[at - begin for at in mine if begin <= at < end] for begin, end in itertools.pairwise(bounds)]
 
     def run(tensors: Sequence[Tensor], *_args: Any, **_named: Any) -> Tensor:
@@ -250,7 +251,7 @@ def _padded(call: RuleCall) -> list[SequenceDim | None] | None:
     size, span = place.span.size, place.span.part(-front, place.span.size + back)
     if span.size < 1:
         raise LayoutError("it takes all positions off the sequence")
-    had, made = (each.positions(call.ranks.rank) for each in (place.span, span))
+    had, made = (each.positions(call.ranks.place) for each in (place.span, span))
     pads[at] = _count(made, 0, front) - _count(had, 0, -front)  # padding, or positions off
     pads[at + 1] = _count(made, front + size, span.size) - _count(had, size + back, size)
     op = call.node.op
@@ -389,7 +390,7 @@ def _listed(call: RuleCall) -> list[SequenceDim | None]:
     place = call.place(first)
     if place is None:
         raise LayoutError("its first value is whole, and others are cut")
-    complete, rank = call.complete([*refs(given[:2])]), call.ranks.rank
+    complete, rank = call.complete([*refs(given[:2])]), call.ranks.place
 
     def run(module: Any, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Tensor:
         args, named = complete((args, named))
@@ -432,7 +433,7 @@ def _attention(call: RuleCall) -> list[SequenceDim | None]:
         raise LayoutError("the sequence is not its last dimension but one")
     scale = named["scale"] if named["scale"] is not None else shapes[0][-1] ** -0.5
     kind = call.graph.values[q.value].dtype
-    heads = keys is not None and heads_are_cheaper(shapes, kind.itemsize, call.ranks.ranks, call.link)
+    heads = keys is not None and heads_are_cheaper(shapes, kind.itemsize, call.ranks.parts, call.link)
     how = Attention(
         place.span,
         None if keys is None else keys.span,
@@ -502,7 +503,7 @@ def on_all(call: RuleCall, found: list[SequenceDim | None]) -> list[SequenceDim 
     if any(call.place(ref) is not None and call.written_later(ref) for ref in given):
         raise LayoutError("it takes a copy of memory that is written later, or through it")
     complete = _same if call.whole else call.complete(given)
-    op, rank = replayed(call.node, call.graph, call.written), call.ranks.rank
+    op, rank = replayed(call.node, call.graph, call.written), call.ranks.place
 
     def kept(value: Tensor, at: SequenceDim | None) -> Tensor:
         return value if at is None else take(value, at, rank)
@@ -533,7 +534,7 @@ def _slid(call: RuleCall, place: SequenceDim) -> SequenceDim | None:
     if not transposed and _of(stride, at) == 1:
         last = _of(dilation, at) * (call.shape(weight)[place.dim] - 1) - _of(padding, at)
         return SequenceDim(place.dim, 1, place.span.part(last, last + goes))
-    ranks = call.ranks.ranks
+    ranks = call.ranks.parts
     return SequenceDim(place.dim, 1, PositionSpan(goes, 0, goes, ranks)) if goes >= 2 * ranks else None
 
 

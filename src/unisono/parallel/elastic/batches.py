@@ -189,28 +189,25 @@ class ElasticBatches(RankBatches):
 
     def _draw(self, *, again: bool) -> None:
         if not self._resumed:
-            self._run.draw(self, lambda: self._try_to_draw(again=again))
+            self._run.draw(self, lambda: self._draw_together(again=again))
             self._has_order, self._next = True, self._at + 1
 
-    def _try_to_draw(self, *, again: bool) -> None:
-        state = self._sampler_generator.get_state()
-        try:
-            self._draw_together(again=again)
-        except BaseException:
-            self._sampler_generator.set_state(state)  # to draw the same once more
-            raise
-
     def _draw_together(self, *, again: bool) -> None:
-        if not again and self._resized:  # the epoch before may have been left
-            self._resized = [(0, self._resized[-1][1])]
-        super()._draw(again=again)
-        state = self._sampler_generator.get_state()
-        dist.broadcast(state, src=0)
-        self._sampler_generator.set_state(state)
-        self._after_draw = state
-        for first, rows in self._resized:
-            self._regroup(first, rows)
-        dist.barrier()  # whoever goes on knows that all have the order: it may draw another one next
+        before = self._sampler_generator.get_state()
+        try:
+            if not again and self._resized:  # the epoch before may have been left
+                self._resized = [(0, self._resized[-1][1])]
+            super()._draw(again=again)
+            state = self._sampler_generator.get_state()
+            dist.broadcast(state, src=0)
+            self._sampler_generator.set_state(state)
+            self._after_draw = state
+            for first, rows in self._resized:
+                self._regroup(first, rows)
+            dist.barrier()  # whoever goes on knows that all have the order: it may draw another one next
+        except BaseException:
+            self._sampler_generator.set_state(before)  # to draw the same once more
+            raise
 
     def _regroup(self, first: int, rows: int) -> None:
         """Make batches of so many rows, from number `first` on."""

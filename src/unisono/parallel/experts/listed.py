@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from unisono.errors import UnfitError
-from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.generators import default_generators
 from unisono.parallel.gradients import equal
 from unisono.parallel.graph.containers import mapped, tensors_in
@@ -54,7 +53,7 @@ def cut_listed(
     caller: str,
     mesh: DeviceMesh,
     tensor: TensorAxis,
-    context: ContextGroup | None,
+    context: TensorAxis | None,
     *,
     recorded: bool,
 ) -> None:

@@ -381,7 +381,9 @@ class StageProgram:
                     raise StageError(f"{graph.model} writes into a tensor that is not its own, at {line}")
         self.stages = self._cut()
         self._steps: dict[int, list[RunStep]] = {}
-        self.surely_used = self._surely_used()
+        results = [number for number in graph.outputs if graph.values[number].differentiable]
+        used = [self._used_for(number) for number in dict.fromkeys(results)]
+        self.surely_used = frozenset[int]().union(*used[:1]).intersection(*used[1:])
         self.unused = frozenset(names.values()).difference(*(stage.parameters for stage in self.stages))
         self._check_kept()
 
@@ -474,12 +476,6 @@ class StageProgram:
             line = graph.nodes[values[min(needed)].node].line
             raise StageError(f"{graph.model}: a value is needed before it is made, at {line}")
         return stages
-
-    def _surely_used(self) -> frozenset[int]:
-        values = self.graph.values
-        results = [number for number in self.graph.outputs if values[number].differentiable]
-        used = [self._used_for(number) for number in dict.fromkeys(results)]
-        return frozenset[int]().union(*used[:1]).intersection(*used[1:])
 
     def _used_for(self, result: int) -> set[int]:
         """Values from which a tensor of the result follows, by operators that pass gradients on."""
