@@ -40,7 +40,6 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/model_buffers.py": "buffers over the data ranks, and BatchNorm, which moves some",
     "src/unisono/parallel/programs.py": "the programs of one model: what is proved of them, and recorded",
     "src/unisono/parallel/program_state.py": "the key of a program: settings, and what methods read",
-    "src/unisono/parallel/tensor_parallel.py": "modules that run on their part, and the check of their calls",
     "src/unisono/parallel/plan.py": "Plan: every setting, and which of them go together",
     "src/unisono/parallel/graph/capture.py": "one run of a recorder: what hooks, modes and the stack tell it",
     "src/unisono/parallel/graph/stage_program.py": "the stages of a program: where they begin, what they run",

@@ -6,7 +6,7 @@ A test uses a name of it for a price, a schedule or a part of a plan that no run
 
 from unisono.parallel.batches import RankBatches, cut_rows
 from unisono.parallel.calibration.operators import call_of
-from unisono.parallel.compression.low_rank import orthonormal, random_factor
+from unisono.parallel.compression.exchange_queue import ARRAYS
 from unisono.parallel.context import attention
 from unisono.parallel.context.layout import PositionSpan
 from unisono.parallel.costs import predictor

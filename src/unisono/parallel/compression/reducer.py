@@ -22,8 +22,17 @@ from unisono.parallel.gradients import local
 from unisono.parallel.mesh import PlanMesh
 
 from .compression_state import CompressionState
-from .exchange_queue import ExchangeQueue, Steps, coded_mean, concurrently, exact_mean, finite, length
-from .low_rank import GradientMatrix, low_rank
+from .exchange_queue import (
+    ExchangeQueue,
+    GradientMatrix,
+    Steps,
+    coded_mean,
+    concurrently,
+    exact_mean,
+    finite,
+    length,
+    low_rank,
+)
 from .settings import Choice, CompressionSettings
 
 Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket

@@ -20,7 +20,7 @@ from torch import Tensor
 from unisono.torch_internals.fake import arguments_of
 
 from .call_structure import Slot, slots_in
-from .containers import mapped, tensors_in
+from .containers import PLAIN, mapped, tensors_in
 
 HOOKS = ("register_hook", "register_multi_grad_hook")  # functions whose effect no operator shows
 
@@ -298,11 +298,6 @@ def refs(arguments: Any) -> Iterator[Ref]:
 Filler = Callable[[Callable[[Ref], Any]], Any]
 """Takes what finds a value, and returns the arguments."""
 
-UNCHANGED = (
-    *(bool, int, float, complex, str, bytes, type(None)),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
-
 
 def template(thing: Any) -> Filler:
     """What fills nested arguments with values, as `mapped(thing, resolve, Ref)` does; containers are new.
@@ -311,9 +306,9 @@ def template(thing: Any) -> Filler:
     """
     if isinstance(thing, Ref):
         return lambda resolve: resolve(thing)
-    if isinstance(thing, UNCHANGED):
+    if isinstance(thing, PLAIN):
         return lambda _: thing
-    if type(thing) is tuple and all(isinstance(part, UNCHANGED) for part in thing):
+    if type(thing) is tuple and all(isinstance(part, PLAIN) for part in thing):
         return lambda _: thing
     if type(thing) in (tuple, list):
         parts = [template(part) for part in thing]
