@@ -31,6 +31,13 @@ class Ref(NamedTuple):
     value: int
 
 
+class Use(NamedTuple):
+    """One use of a parameter or buffer: the number of the operator, and the innermost module around it."""
+
+    node: int
+    module: str
+
+
 @dataclass(frozen=True)
 class Value:
     """One tensor.
@@ -186,6 +193,11 @@ class Graph:
     recomputed: set[int] = field(default_factory=set)
     stand_ins: dict[int, int] = field(default_factory=dict)
     apart: list[tuple[int, int]] = field(default_factory=list)
+
+    def uses(self, name: str) -> list[Use]:
+        """Every use of a parameter or buffer, in order. A parameter that nothing uses has none."""
+        number = self.names[name]
+        return [Use(node.number, self.module_of(node)) for node in self.nodes if number in node.taken]
 
     @property
     def operators(self) -> list[Any]:
