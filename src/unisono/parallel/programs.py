@@ -343,7 +343,7 @@ class ModelRecorder:
         where: what needs the program, such as "a pipeline".
         remedy: what to write in place of it.
         attention: each call of scaled_dot_product_attention is one operator.
-        prepare: changes each copy before it is recorded; returns what has to know the recorder, by `begin`.
+        prepare: changes each copy before it is recorded; returns what has to know the recorder, by `follow`.
     Attributes:
         shapes: the model's copy, whose settings may be changed.
         changing: attributes (path, name) that the model changes while it runs.
@@ -448,7 +448,7 @@ class ModelRecorder:
         run = None if forward is None else lambda given: forward(shapes.model, given)
         recorder = Recorder(shapes, attention=self._attention)
         if prepared is not None:
-            prepared.begin(recorder)
+            prepared.follow(recorder)
         try:
             return recorder.run(shapes.model, inputs, run)
         except CaptureError as error:

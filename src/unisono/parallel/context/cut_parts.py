@@ -31,9 +31,16 @@ class CutParts:
     def __init__(self, cut: Cut, axis: TensorAxis) -> None:
         self.cut, self.axis = cut, axis
 
-    def prepare(self, shapes: Shapes) -> _RecordedCut:
-        """Cut a copy without values."""
-        return _RecordedCut(shapes, self)
+    def prepare(self, shapes: Shapes) -> NotedRegion:
+        """Cut a copy without values; return what has to know the recorder of a run."""
+        region: Any = NotedRegion()
+        narrow_(shapes, self.cut)
+
+        def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
+            _RecordedForward(path, module, dims, self.cut, self.axis, region)
+
+        run_locally(shapes.model, self.cut, make)
+        return region  # type: ignore[no-any-return]
 
     def of(self, model: RunningModel) -> RunningModel:
         """The model with this rank's parts of its parameters and buffers."""
@@ -45,42 +52,25 @@ class CutParts:
         return SimpleNamespace(module=model.module, held=held)
 
 
-class _RecordedCut:
-    """A cut copy of a model, whose moves and regions a recorder notes."""
+class NotedRegion:
+    """Stands for the RngRegion of a model: the program says where ranks draw other numbers."""
 
-    def __init__(self, shapes: Shapes, parts: CutParts) -> None:
-        self._recorder: Recorder | None = None
-        self._open = False
-        model, cut = shapes.model, parts.cut
-        region: Any = SimpleNamespace(begin=self.begin_region, end=self.end_region)
-        narrow_(shapes, cut)
-
-        def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
-            _RecordedForward(path, module, dims, cut, parts.axis, region)
-
-        run_locally(model, cut, make)
-
-    def begin(self, recorder: Recorder) -> None:
+    def follow(self, recorder: Recorder) -> None:
         """Note the next run in `recorder`."""
-        self._recorder, self._open = recorder, False
+        self._graph, self._open = recorder.graph, False
 
-    # ---- as RngRegion, for LocalForward: a region in which ranks draw other numbers ----
-
-    def begin_region(self) -> bool:
+    def begin(self) -> bool:
         """A region begins; within one nothing happens, and False returns."""
-        assert self._recorder is not None
         if self._open:
             return False
         self._open = True
-        self._recorder.graph.apart.append((len(self._recorder.graph.nodes), sys.maxsize))
+        self._graph.apart.append((len(self._graph.nodes), sys.maxsize))
         return True
 
-    def end_region(self) -> None:
-        """It ends."""
-        assert self._recorder is not None
+    def end(self) -> None:
+        """The region ends, if there is one."""
         if self._open:
-            graph = self._recorder.graph
-            graph.apart[-1] = graph.apart[-1][0], len(graph.nodes)
+            self._graph.apart[-1] = self._graph.apart[-1][0], len(self._graph.nodes)
         self._open = False
 
 
