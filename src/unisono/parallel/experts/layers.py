@@ -128,7 +128,7 @@ def stacked_experts(module: nn.Module) -> int:
 
 
 def _stacked(module: nn.Module) -> int:
-    """The first dimension of its own parameters, if it takes three arguments and has no other ones; else 0."""
+    """The first dimension of its own parameters, if it takes three arguments and has no others; else 0."""
     own = [*module.parameters(recurse=False)]
     sizes = {parameter.shape[0] if parameter.dim() else 0 for parameter in own}
     if len(sizes) != 1 or len(own) != len([*module.parameters()]):
