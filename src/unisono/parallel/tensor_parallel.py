@@ -117,7 +117,7 @@ def run_locally(
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
         if isinstance(module, nn.TransformerEncoderLayer):
-            module.register_forward_pre_hook(_nothing)
+            module.register_forward_pre_hook(lambda *_: None)
 
 
 def _run_uncompiled(model: nn.Module) -> None:
@@ -132,10 +132,6 @@ def _run_uncompiled(model: nn.Module) -> None:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-def _nothing(_module: nn.Module, _args: Any) -> None:
-    """Do nothing."""
 
 
 class LocalForward(Forward):

@@ -65,7 +65,7 @@ def _contexts(norms: list[nn.Module], selective: bool) -> tuple[Any, Any]:
     """Of the forward, and of what backward computes again."""
     if not selective:
         return contextlib.nullcontext(), _statistics_stay(norms)
-    forward, again = create_selective_checkpoint_contexts(_kept)
+    forward, again = create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.MUST_SAVE)
     return _Dear(forward), _statistics_stay(norms, _Dear(again)) if norms else _Dear(again)
 
 
@@ -74,10 +74,6 @@ def _statistics_stay(norms: list[nn.Module], inner: Any = None) -> Iterator[None
     """The statistics of a BatchNorm are afterwards as they were before."""
     with buffers_kept(filter(statistics_stand_apart, norms)), inner or contextlib.nullcontext():
         yield
-
-
-def _kept(*_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE
 
 
 class _Dear(OperatorMode):

@@ -106,10 +106,6 @@ def _by_index(call: RuleCall) -> list[SequenceDim | None]:
     return found
 
 
-def _like_new(_call: RuleCall) -> list[SequenceDim | None]:
-    return [None]
-
-
 def _created(call: RuleCall) -> list[SequenceDim | None] | None:
     """Memory whose positions are written one by one is whole on every rank."""
     place, number, sizes = call.cut(call.args[0]), call.node.outputs[0], call.out()
@@ -502,7 +498,7 @@ def on_all(call: RuleCall, found: list[SequenceDim | None]) -> list[SequenceDim 
     given = [*refs((call.args, call.node.named))]
     if any(call.place(ref) is not None and call.written_later(ref) for ref in given):
         raise LayoutError("it takes a copy of memory that is written later, or through it")
-    complete = _same if call.whole else call.complete(given)
+    complete: Any = (lambda given: given) if call.whole else call.complete(given)
     op, rank = replayed(call.node, call.graph, call.written), call.ranks.place
 
     def kept(value: Tensor, at: SequenceDim | None) -> Tensor:
@@ -517,10 +513,6 @@ def on_all(call: RuleCall, found: list[SequenceDim | None]) -> list[SequenceDim 
 
     call.run, call.on_all = run, True
     return found
-
-
-def _same(arguments: Any) -> Any:
-    return arguments
 
 
 def _slid(call: RuleCall, place: SequenceDim) -> SequenceDim | None:
@@ -615,7 +607,7 @@ def _term(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_empty_strided"),
-        _like_new,
+        lambda _: [None],
     ),
     **dict.fromkeys(("aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like"), _created),
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),

@@ -278,7 +278,7 @@ class _PositionRules(Rules):
     def _note(self, number: int, value: int) -> None:
         """Positions are where the whole program has them."""
         for here, there in zip(self.dims[number], self._base.dims[value], strict=True):
-            if [list(map(_size, s)) for s in here] == [list(map(_size, s)) for s in there]:
+            if [[f.size for f in s] for s in here] == [[f.size for f in s] for s in there]:
                 for one, other in zip(here, there, strict=True):
                     self._positions |= {
                         a.index.root()
@@ -318,10 +318,6 @@ class _PositionRules(Rules):
         mine = [roots([dim]) & self.positions() for n in made for dim in self.dims[n]]
         if len(set().union(*mine)) > 1:
             block_all(dims, f"it has positions of two kinds, at {node.line}")
-
-
-def _size(factor: Factor) -> int:
-    return factor.size
 
 
 # ---- draws ----
