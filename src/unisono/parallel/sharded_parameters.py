@@ -208,8 +208,9 @@ def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **mor
         return
     # None: also free it, but for a root, whose backward follows at once where there is one stage
     free = None if plan.zero == 3 and plan.pipeline == 1 else plan.zero == 3
+    sharding = mesh.part("replica", "shard") if mesh.axes.size(1) > 1 else mesh.part("shard")
     fully_shard(
-        module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=free, ignored_params=whole, **more
+        module, mesh=sharding, mp_policy=policy, reshard_after_forward=free, ignored_params=whole, **more
     )
 
 

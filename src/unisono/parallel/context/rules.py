@@ -154,13 +154,9 @@ def _expand(call: RuleCall) -> list[SequenceDim | None]:
     return [place]
 
 
-def _dim(call: RuleCall, at: int, name: str = "dim", default: int = 0, more: int = 0) -> int:
-    return int(call.given(at, name, default) % (len(call.shape(call.args[0])) + more))
-
-
 def _select(call: RuleCall) -> list[SequenceDim | None] | None:
     came = call.args[0]
-    place, dim = call.cut(came), _dim(call, 1)
+    place, dim = call.cut(came), int(call.given(1, "dim", 0) % len(call.shape(came)))
     if dim != place.dim:
         return None
     if call.written_later(came):
@@ -548,18 +544,14 @@ def product(call: RuleCall) -> list[SequenceDim | None]:
     if either is None:  # only the term is cut
         raise LayoutError("it adds a value that is cut to one that is not")
     if any(place is not None and place.dim < rows for place in (first, second)):
-        return _in_batches(call, either)
+        call.want(one, either)
+        call.want(other, either)
+        return _placed(call, either, None)
     if first is not None and first.dim == rows:
         return _placed(call, first, None if second is None else -1)
     if second is not None and second.dim == columns:
         return _placed(call, second, None if first is None else -2)
     return _summed(call, either.at(columns))
-
-
-def _in_batches(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
-    for ref in call.args[-2:]:
-        call.want(ref, place)
-    return _placed(call, place, None)
 
 
 def _placed(call: RuleCall, place: SequenceDim, gathers: int | None) -> list[SequenceDim | None]:
