@@ -200,7 +200,11 @@ def _nbytes(event: dict[str, Any]) -> int:
 
 
 class CommunicationReport(list[CollectiveRecord]):
-    """Every collective of a step; as text one line for each kind of call, and the sum of each axis."""
+    """Every collective of a step; as text one line for each kind of call, and the sum of each axis.
+
+    Attributes:
+        notes: what this run does otherwise than its plan could, and why.
+    """
 
     notes: Sequence[str] = ()
 
