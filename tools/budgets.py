@@ -40,7 +40,6 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/model_buffers.py": "buffers over the data ranks, and BatchNorm, which moves some",
     "src/unisono/parallel/programs.py": "the programs of one model: what is proved of them, and recorded",
     "src/unisono/parallel/program_state.py": "the key of a program: settings, and what methods read",
-    "src/unisono/parallel/tensor_parallel.py": "modules that run on their part, and the check of their calls",
     "src/unisono/parallel/plan.py": "Plan: every setting, and which of them go together",
     "src/unisono/parallel/graph/capture.py": "one run of a recorder: what hooks, modes and the stack tell it",
     "src/unisono/parallel/graph/stage_program.py": "the stages of a program: where they begin, what they run",
@@ -67,11 +66,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_060,
+    ("src/unisono/parallel",): 33_926,
     ("src/unisono/planner",): 5_675,
-    ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
-    ("src", "csrc"): 131_300,
-    ("tests",): 81_490,
+    ("src/unisono/mpi", "src/unisono/mpi4py"): 11_470,
+    ("src", "csrc"): 130_380,
+    ("tests",): 81_492,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

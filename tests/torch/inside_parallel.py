@@ -6,9 +6,8 @@ A test uses a name of it for a price, a schedule or a part of a plan that no run
 
 from unisono.parallel.batches import RankBatches, cut_rows
 from unisono.parallel.calibration.operators import call_of
-from unisono.parallel.compression.low_rank import orthonormal, random_factor
+from unisono.parallel.compression.exchange_queue import ARRAYS
 from unisono.parallel.context import attention
-from unisono.parallel.context.exchange import ContextGroup
 from unisono.parallel.context.layout import PositionSpan
 from unisono.parallel.costs import predictor
 from unisono.parallel.costs.collectives import CollectiveCosts, LinkCosts, RankGroups
@@ -72,4 +71,5 @@ from unisono.parallel.prediction import proved_schedule
 from unisono.parallel.program_state import ModuleSettings
 from unisono.parallel.programs import ModelRecorder
 from unisono.parallel.sharded_parameters import TYPES
+from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.written_parameters import STEPS

@@ -11,9 +11,10 @@ import suite
 import unisono as un
 import unisono.parallel as up
 from effort import HANG_S, cases, swept
-from inside_parallel import orthonormal
+from inside_parallel import ARRAYS
 from loops import each
 from test_checks import run_all
+from unisono.codecs.low_rank import orthonormal
 
 MODULES = ("compression", "compressed_runs")
 CHECKS = [check for check in suite.checks("parallel") if check.partition(".")[0] in MODULES]
@@ -72,7 +73,7 @@ def test_columns_become_orthonormal_whatever_they_are():
     noise = torch.randn(200, 4, generator=generator)
     near = (base + 1e-3 * noise).bfloat16().float()
     for columns in (near, 1e30 * near, 1e-30 * near, torch.zeros(200, 4), base.repeat(1, 4), noise[:4]):
-        found = orthonormal(columns.t())
+        found = orthonormal(ARRAYS, columns.t())
         eye = torch.eye(columns.shape[1])
         assert (found @ found.t() - eye).abs().max() < 1e-6
         assert (found.t() @ (found @ columns) - columns).abs().max() <= 1e-5 * columns.abs().max()
@@ -86,7 +87,7 @@ def test_columns_become_orthonormal_whatever_they_are():
 def test_dependent_columns_give_way_to_spare_ones():
     spare = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
     one = torch.randn(1, 50, generator=torch.Generator().manual_seed(2))
-    found = orthonormal(one.repeat(3, 1), lambda: spare)
+    found = orthonormal(ARRAYS, one.repeat(3, 1), lambda: spare)
     assert (found @ found.t() - torch.eye(3)).abs().max() < 1e-6
     assert ((found.t() @ (found @ one.t())).t() - one).abs().max() < 1e-5
     within = torch.cat([one, spare[1:]])  # what the three rows span

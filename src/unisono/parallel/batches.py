@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,11 +31,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from unisono.torch.control_data import on_every_rank, on_rank_0
 from unisono.torch_internals import c10d
 
-from .generators import drawing, seed_of
+from .generators import drawing, generators_kept, pythons_generators_kept, seed_of
 from .graph.containers import mapped, strange_in, tensors_in
-
-if TYPE_CHECKING:
-    from .mesh import PlanMesh
+from .mesh import PlanMesh
 
 
 def sizes(rows: int, parts: int) -> list[int]:
@@ -374,11 +372,7 @@ def alike(one: Tensor, other: Tensor) -> bool:
 
 
 class DataComparison:
-    """Compares the first batches of a run.
-
-    Args:
-        world: a group of all ranks of the run.
-    """
+    """Compares the first batches of a run."""
 
     def __init__(self, world: dist.ProcessGroup) -> None:
         self._left, self._loaders = BATCHES, 0
@@ -527,15 +521,9 @@ def check_orders(mine: Sequence[Any], total: int | None, name: str) -> None:
 def drawing_alike(*generators: torch.Generator) -> Iterator[None]:
     """Draw the same numbers on all ranks; afterwards all generators are as they were."""
     every = (torch.default_generator, *generators)
-    kept = [each.get_state() for each in every], random.getstate(), np.random.get_state()
-    try:
+    with generators_kept(every), pythons_generators_kept():
         for each in every:
             each.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
         yield
-    finally:
-        for each, state in zip(every, kept[0], strict=True):
-            each.set_state(state)
-        random.setstate(kept[1])
-        np.random.set_state(kept[2])

@@ -13,16 +13,17 @@ import json
 import shutil
 import threading
 import warnings
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from unisono.torch.checkpoint_work import CheckpointWork
@@ -30,19 +31,13 @@ from unisono.torch.control_data import on_rank_0
 from unisono.torch_internals.checkpoints import CheckpointReader
 from unisono.torch_internals.training import offsets
 
+from .compression.reducer import CompressionCheckpoint
 from .gradients import local
+from .graph.fused import FusedLayer
 from .mesh import new_group
+from .outer_optimizer import OuterOptimizer
 from .sharded_parameters import reshard
-from .weights import FusedLayer, parts_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-
-    from torch.distributed.checkpoint.metadata import Metadata
-
-    from .compression.reducer import CompressionCheckpoint
-    from .outer_optimizer import OuterOptimizer
-
+from .weights import parts_of
 
 JSON = "json:"
 """Before the name of what an optimizer's state has and is no tensor, such as a count of steps."""
@@ -271,7 +266,6 @@ class RunState:
 
 
 def _whole(reader: CheckpointReader, prefix: str, sources: list[str], suffix: str = "") -> list[Tensor]:
-    """Tensors of a checkpoint, whole."""
     keys = [f"{prefix}{source}{suffix}" for source in sources]
     room = {key: _room(reader.read_metadata(), key) for key in keys}
     _read(room, reader)
@@ -291,11 +285,7 @@ def _read(wanted: dict[str, Tensor], reader: CheckpointReader) -> None:
 
 
 def states(name: str, thing: Any) -> Any:
-    """The state of an object that is saved beside the run.
-
-    Raises:
-        TypeError: it cannot be saved.
-    """
+    """The state of an object that is saved beside the run."""
     try:
         state = thing.state_dict()
         json.dumps(state)
@@ -466,7 +456,6 @@ class CheckpointWriter:
 
 
 def _empty(partial: Path) -> None:
-    """Make a new folder."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
 
@@ -493,11 +482,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def newest(folder: Path) -> Path:
-    """Return the newest whole checkpoint in `folder`, or `folder` if it is one.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Return the newest whole checkpoint in `folder`, or `folder` if it is one."""
     if _is_whole(folder):
         return folder
     steps = _steps(folder)

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import re
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from unisono.errors import Mismatch
 
-from .plan import NEEDS
+from .plan import NEEDS, Plan
 from .sharded_parameters import TYPES
 from .structure import plain_class
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    from .plan import Plan
 
 
 class _Rule(NamedTuple):

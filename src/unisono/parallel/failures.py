@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed as dist
 
 from unisono.errors import Mismatch, Timeout
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch_internals import c10d
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 RAISED_S = 5.0  # how long a rank that raised waits for the others to raise, too
 PAUSE_S = 0.01
@@ -31,12 +29,7 @@ TOGETHER = "all ranks raised"
 
 
 class RunFailures:
-    """The calls of one run, and their outcome on all ranks.
-
-    Args:
-        world: a group of all ranks, of this run only.
-        groups: all groups in which the run communicates.
-    """
+    """The calls of one run, and their outcome on all ranks."""
 
     def __init__(self, world: dist.ProcessGroup, groups: Sequence[dist.ProcessGroup]) -> None:
         self._groups: list[Any] = list(groups)
@@ -52,11 +45,7 @@ class RunFailures:
         return self._ended is not None
 
     def begin(self) -> None:
-        """Count one more call that all ranks make.
-
-        Raises:
-            RuntimeError: the run cannot be used any more.
-        """
+        """Count one more call that all ranks make."""
         if self._ended is not None:
             raise RuntimeError(self._ended)
         self._calls += 1

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from unisono.torch_internals.fake import is_fake
@@ -54,16 +56,33 @@ def reseed(seed: int, device_type: str) -> None:
 
 
 @contextlib.contextmanager
-def drawing(seed: int, device_type: str) -> Iterator[None]:
-    """Seed the default generators; restore them afterwards."""
-    generators = default_generators(device_type)
-    kept = [generator.get_state() for generator in generators]
+def generators_kept(generators: Iterable[torch.Generator]) -> Iterator[None]:
+    """These generators are afterwards as they were before."""
+    kept = [(generator, generator.get_state()) for generator in generators]
     try:
-        reseed(seed, device_type)
         yield
     finally:
-        for generator, state in zip(generators, kept, strict=True):
+        for generator, state in kept:
             generator.set_state(state)
+
+
+@contextlib.contextmanager
+def pythons_generators_kept() -> Iterator[None]:
+    """Those of `random` and of NumPy are afterwards as they were before."""
+    kept = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+
+
+@contextlib.contextmanager
+def drawing(seed: int, device_type: str) -> Iterator[None]:
+    """Seed the default generators; restore them afterwards."""
+    with generators_kept(default_generators(device_type)):
+        reseed(seed, device_type)
+        yield
 
 
 class RngRegion:

@@ -128,9 +128,9 @@ def bits_of(value: Tensor) -> Tensor:
     return real.detach().contiguous().view(types[real.element_size()])
 
 
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same values, NaN too."""
-    return torch.equal(bits_of(a), bits_of(b))
+def equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same values; a NaN is like another one."""
+    return torch.equal(one, other) or bool(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True))
 
 
 def sum_of_squares(norms: Tensor, shares: Sequence[float]) -> Tensor:

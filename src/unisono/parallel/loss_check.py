@@ -14,13 +14,11 @@ there.
 from __future__ import annotations
 
 import contextlib
-import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -30,7 +28,7 @@ from unisono.torch_internals.fsdp import GatheredParameter
 from unisono.torch_internals.training import functions_behind, hooks_of, sequence_of
 
 from .batches import rows_of
-from .generators import drawing
+from .generators import drawing, pythons_generators_kept
 from .graph.containers import mapped, tensors_in
 from .loss_weights import count, kept_of, mean, pair
 from .model_buffers import buffers_kept
@@ -78,7 +76,7 @@ class LossCheck:
             return ""
         found = ""
         with torch.no_grad(), drawing(SEED, self._device), _untouched(self.loss):
-            for split in (_thirds, _pairs, _singles):
+            for split in SPLITS:
                 with contextlib.suppress(Exception):  # it takes no other number of rows, or hides them
                     found = found or self._problem(self._joined(others), split)
         return found
@@ -140,17 +138,11 @@ def not_a_mean(problem: str) -> str:
     )
 
 
-def _thirds(rows: int) -> list[range]:
-    first = (rows + 1) // 3 or 1
-    return [range(first), range(first, rows)]
-
-
-def _pairs(rows: int) -> list[range]:
-    return [range(n, min(n + 2, rows)) for n in range(0, rows, 2)]
-
-
-def _singles(rows: int) -> list[range]:
-    return [range(n, n + 1) for n in range(rows)]
+SPLITS: tuple[Callable[[int], list[range]], ...] = (
+    lambda rows: [range((rows + 1) // 3 or 1), range((rows + 1) // 3 or 1, rows)],
+    lambda rows: [range(n, min(n + 2, rows)) for n in range(0, rows, 2)],
+    lambda rows: [range(n, n + 1) for n in range(rows)],
+)
 
 
 def _some(batch: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -180,13 +172,11 @@ def _untouched(loss: Any) -> Iterator[None]:
     """What the loss changes meanwhile is as before afterwards: attributes, buffers, Python's generators."""
     held = [*loss.modules()] if isinstance(loss, nn.Module) else [loss] if hasattr(loss, "__dict__") else []
     kept = [(vars(one), dict(vars(one))) for one in held]
-    numbers = random.getstate(), np.random.get_state()
+    buffers = buffers_kept(one for one in held if isinstance(one, nn.Module))
     try:
-        with buffers_kept(one for one in held if isinstance(one, nn.Module)):
+        with buffers, pythons_generators_kept():
             yield
     finally:
-        random.setstate(numbers[0])
-        np.random.set_state(numbers[1])
         for now, before in kept:
             now.clear()
             now.update(before)
@@ -215,15 +205,11 @@ class LossParameters:
         own = loss.parameters() if isinstance(loss, nn.Module) else ()
         return self._whole and not any(one.requires_grad and not _is_of_run(one) for one in own)
 
-    def begin(self) -> int:
-        """Note that the model has run, and the loss follows."""
-        return end_of_graph()
-
     def check(self, loss: Tensor, begun: int, came: Sequence[Tensor] = ()) -> None:
         """Follow `loss` back to what the model has computed.
 
         Args:
-            begun: what `begin` returned.
+            begun: `end_of_graph` when the model had run.
             came: from the stage before, which the model may return.
         Raises:
             ValueError: a parameter that is cut, or summed, or of the loss itself, is on the way.
@@ -313,11 +299,7 @@ def refuse_replaced(name: str, _gradient: Tensor) -> None:
 
 
 class UnchangedLoss:
-    """A loss, called in steps without values; `restore` gives its own parameters the gradients that they had.
-
-    Attributes:
-        loss: the user's.
-    """
+    """A loss, called in steps without values; `restore` gives its parameters their gradients back."""
 
     def __init__(self, loss: Callable[[Any, Any], Any]) -> None:
         self.loss = loss

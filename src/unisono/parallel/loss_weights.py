@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +28,9 @@ from torch.autograd.profiler import record_function
 
 from unisono.torch_internals import version_names
 
-from .batches import fingerprint, micro_batches, rows_of, stand_in
+from .batches import DataComparison, fingerprint, micro_batches, rows_of, stand_in
 from .graph.containers import tensors_in
-
-if TYPE_CHECKING:
-    from .batches import DataComparison
-    from .mesh import PlanMesh
-
+from .mesh import PlanMesh
 
 Weigh = Callable[[Any], "float | Tensor"] | str | None
 EVEN = 1e-9
@@ -44,11 +40,7 @@ SUM = "sum"  # of a loss of PyTorch that says so
 
 
 def check_weigh(weigh: object, *, own_loss: bool = False) -> None:
-    """Raise TypeError or ValueError if `weigh` is neither a function, one of WORDS, nor None.
-
-    Args:
-        own_loss: the model computes its loss itself.
-    """
+    """Raise TypeError or ValueError if `weigh` is neither a function, one of WORDS, nor None."""
     if weigh is None or callable(weigh):
         return
     if not isinstance(weigh, str):
@@ -134,11 +126,7 @@ def _own_weigh(loss: Any, ignored: int) -> Weigh:
 
 
 def own_loss(output: Any, _labels: Any) -> Tensor:
-    """The loss that the model has computed itself.
-
-    Raises:
-        TypeError: it has computed none.
-    """
+    """The loss that the model has computed itself."""
     found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if not isinstance(found, Tensor) or found.numel() != 1:
         raise TypeError(
@@ -149,11 +137,7 @@ def own_loss(output: Any, _labels: Any) -> Tensor:
 
 
 def pair(value: Any) -> tuple[Tensor, float]:
-    """What a loss returned under weigh="counted".
-
-    Raises:
-        TypeError: it is not (sum, count).
-    """
+    """What a loss returned under weigh="counted"."""
     if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Tensor)):
         raise TypeError(
             f'weigh="counted": the loss returned a {type(value).__name__}, expected (sum, count), a tensor '
@@ -163,11 +147,7 @@ def pair(value: Any) -> tuple[Tensor, float]:
 
 
 def mean(value: Any) -> Tensor:
-    """What a loss returned.
-
-    Raises:
-        TypeError: it is no tensor of one value.
-    """
+    """What a loss returned."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"the loss returned a {type(value).__name__}, expected a tensor, the mean over the rows. One "

@@ -16,7 +16,6 @@ as Hugging Face's models do; the user's function. This is the order of a constru
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import module_at
 
+from .generators import seed_of
 from .gradients import cut_like
 from .graph.fused import Split, like
 from .structure import entries
@@ -212,7 +212,7 @@ class Initializer:
         cuda = [torch.cuda.current_device()] if self.device == "cuda" else []
         with torch.random.fork_rng(cuda), torch.device(self.device):
             for path, module in reversed(group):
-                seed = _seed(self.seed, path)
+                seed = seed_of(self.seed, path)
                 torch.default_generator.manual_seed(seed)
                 if cuda:
                     torch.cuda.manual_seed(seed)
@@ -264,11 +264,6 @@ def _groups(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
                 yield from walk(_join(path, name), child)
 
     yield from walk("", model)
-
-
-def _seed(seed: int, path: str) -> int:
-    """A seed for one module. Seeds that differ in a bit, and paths, give unrelated ones."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {path}".encode(), digest_size=8).digest(), "big")
 
 
 def _unwritten(value: Tensor) -> bool:

@@ -148,11 +148,6 @@ class PlanMesh:
         return self.place("replica") * self.axes.size(2) + self.place("shard")
 
     @property
-    def sharding(self) -> DeviceMesh:
-        """What `fully_shard` gets: one axis, or (replica, shard) for hybrid sharding."""
-        return self.part("replica", "shard") if self.axes.size(1) > 1 else self.part("shard")
-
-    @property
     def everyone(self) -> PlanMesh:
         """The mesh of all ranks of the run: with the rows of a batch, and the replicas."""
         return self.outer or self

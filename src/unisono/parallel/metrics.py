@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -18,10 +18,8 @@ from unisono.torch.control_data import on_every_rank
 from .batches import rows_of
 from .graph.capture import CaptureError, capture
 from .graph.containers import tensors_in
+from .run import Run
 from .sharded_parameters import TYPES
-
-if TYPE_CHECKING:
-    from .run import Run
 
 
 class Average:

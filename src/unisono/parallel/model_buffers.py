@@ -20,7 +20,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,16 +30,12 @@ from torch.autograd.profiler import record_function
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from unisono.torch_internals import training
 from unisono.torch_internals.fake import is_fake
 from unisono.torch_internals.training import persistent
 
 from .graph.containers import tensors_in
+from .mesh import PlanMesh
 from .precision import BATCH_NORM
-
-if TYPE_CHECKING:
-    from .mesh import PlanMesh
-
 
 # PyTorch writes their statistics without a new version of the tensor
 NORMS = (BATCH_NORM, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
@@ -290,8 +286,12 @@ def sync_batch_norms(model: nn.Module, mesh: PlanMesh) -> NormSums:
 
 def statistics_stand_apart(module: nn.Module) -> bool:
     """Whether it is a BatchNorm in training: it moves statistics, and its output does not follow them."""
-    known = (*FORWARDS, _SyncedForward.forward)
-    return isinstance(module, BATCH_NORM) and module.training and type(module).forward in known
+    kind: Any = type(module)
+    return (
+        isinstance(module, BATCH_NORM)
+        and module.training
+        and getattr(kind, "is_plain", kind.forward in FORWARDS)
+    )
 
 
 class NormSums:
@@ -321,34 +321,25 @@ class NormSums:
 @functools.cache
 def _synced(kind: Any) -> type[Any]:
     """The class of a BatchNorm that takes the rows of all ranks."""
-    base = _SyncedForward if kind.forward in FORWARDS else _SyncedCall
-    return type(kind.__name__, (base, kind), {})
+    return type(kind.__name__, (_Synced, kind), {"is_plain": kind.forward in FORWARDS})
 
 
-class _SyncedForward:
-    """PyTorch's forward, with statistics of all ranks where they are those of the batch."""
+class _Synced:
+    """The forward of a BatchNorm, whose `functional.batch_norm` takes statistics of all ranks.
 
-    def forward(self: Any, x: Tensor) -> Tensor:
-        of_batch = self.training or (self.running_mean is None and self.running_var is None)
-        if not of_batch or not self._sums.active or is_fake(x):
-            return BATCH_NORM.forward(self, x)  # type: ignore[no-any-return]
-        training.check_dimensions(self, x)
-        if self.training and self.track_running_stats and self.running_mean is not None:
-            share = _count(self)
-            return normalized(
-                x, self._sums, self.running_mean, self.running_var, self.weight, self.bias, share, self.eps
-            )
-        return normalized(x, self._sums, None, None, self.weight, self.bias, 0.0, self.eps)
+    Attributes:
+        is_plain: the forward is PyTorch's.
+    """
 
-
-class _SyncedCall:
-    """The forward of a subclass, whose `functional.batch_norm` takes statistics of all ranks."""
+    is_plain: bool
 
     def forward(self: Any, *args: Any, **named: Any) -> Any:
-        if not self._sums.active or not self.training or any(map(is_fake, tensors_in((args, named)))):
-            return super().forward(*args, **named)  # type: ignore[misc]
+        run = functools.partial(BATCH_NORM.forward, self) if self.is_plain else super().forward  # type: ignore[misc]
+        skips = not (self.training or self.is_plain) or any(map(is_fake, tensors_in((args, named))))
+        if not self._sums.active or skips:
+            return run(*args, **named)
         with _BatchNormCalls(self._sums) as calls:
-            output = super().forward(*args, **named)  # type: ignore[misc]
+            output = run(*args, **named)
         if not calls.seen:
             raise ValueError(
                 f'sync_batch_norm=True: "{self._path}" is a {type(self).__name__}, whose forward does not '
@@ -358,11 +349,7 @@ class _SyncedCall:
 
 
 class _BatchNormCalls(TorchFunctionMode):
-    """While it is active, `functional.batch_norm` normalises by the rows of all ranks.
-
-    Attributes:
-        seen: it was called, in training or not.
-    """
+    """While it is active, `functional.batch_norm` normalises by the rows of all ranks."""
 
     def __init__(self, sums: NormSums) -> None:
         super().__init__()
@@ -407,15 +394,6 @@ def normalized(
     if bias is not None:
         normed = normed + bias.view(shape)
     return normed.to(x.dtype)  # type: ignore[no-any-return]
-
-
-def _count(norm: Any) -> float:
-    """Count a batch as BatchNorm does; return its share of the running statistics."""
-    if norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-        if norm.momentum is None:  # the mean of all batches
-            return 1.0 / float(norm.num_batches_tracked)
-    return float(norm.momentum)
 
 
 class _Normalized(torch.autograd.Function):

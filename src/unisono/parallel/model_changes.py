@@ -16,7 +16,7 @@ of its batch, whether something has changed. Only then the ranks compare names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -24,16 +24,13 @@ from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals import fsdp
 
 from .graph.containers import tensors_in
+from .graph.stage_program import StageProgram
+from .mesh import PlanMesh
+from .model_setup import ModelSetup
+from .plan import Plan
 from .sharded_parameters import ShardedParameters
 from .swap import ParameterSwap
 from .weights import fused_layers
-
-if TYPE_CHECKING:
-    from .graph.stage_program import StageProgram
-    from .mesh import PlanMesh
-    from .model_setup import ModelSetup
-    from .plan import Plan
-
 
 TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 OURS = ("torch.", "unisono.", "transformers.utils.")  # whose hooks only look
@@ -71,11 +68,7 @@ class ModelChanges:
         return cls(model, plan, None if plan.context > 1 else opened)
 
     def check(self) -> None:
-        """Refuse what a plan would not follow, before a step.
-
-        Raises:
-            ValueError: the text names the module.
-        """
+        """Refuse what a plan would not follow, before a step."""
         for path, module, children, forward in self._modules:
             if module._modules != children:
                 names = {**children, **module._modules}
@@ -122,11 +115,7 @@ class ModelChanges:
 
 
 class _Hook:
-    """A hook of a module, and whether it changes values.
-
-    Attributes:
-        refused: the module, where it may not.
-    """
+    """A hook of a module, and whether it changes values."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
@@ -178,12 +167,7 @@ def why_fixed(built: ModelSetup) -> str:
 def check_trained(
     named: Mapping[str, nn.Parameter], trained: Mapping[str, nn.Parameter], why: str, *, follows: bool
 ) -> None:
-    """Raise RuntimeError if parameters were frozen or unfrozen after the run was made.
-
-    Args:
-        why: this plan does not follow.
-        follows: the data axis follows a parameter that is frozen later.
-    """
+    """Raise RuntimeError if parameters were frozen or unfrozen after the run was made."""
     for name, parameter in named.items():
         was = name in trained
         if parameter.requires_grad == was or (was and follows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,9 +15,11 @@ from unisono.torch_internals.training import persistent
 from .arguments import agree, check_model, same_everywhere
 from .experts.axis import ExpertAxis
 from .experts.spread import ExpertCheck, spread
+from .generators import RngRegion
 from .gradients import TiedParameter, add_up, squared_norm, sums_of, ties_of
 from .graph.capture import CaptureError
 from .graph.fused import split_
+from .graph.stage_program import StageProgram
 from .loss_check import LossParameters
 from .materialize import Init, Initializer
 from .mesh import PlanMesh
@@ -35,20 +37,15 @@ from .pipeline.stages import (
     refuse_calls,
     stages_of,
 )
+from .plan import Plan
 from .precision import check_staged, kept_in_f32
 from .programs import ModelPrograms, RecordedPrograms
 from .replicated_parameters import ReplicatedParameters
-from .sharded_parameters import shard_units
+from .sharded_parameters import DataAxis, shard_units
 from .structure import ModelStructure, identity, structure_of
 from .swap import ParameterSwap
 from .tensor_decision import TensorDecision
 from .tensor_parallel import cut_model
-
-if TYPE_CHECKING:
-    from .generators import RngRegion
-    from .graph.stage_program import StageProgram
-    from .plan import Plan
-    from .sharded_parameters import DataAxis
 
 
 @dataclass

@@ -28,6 +28,7 @@ from unisono.errors import UnfitError
 from unisono.torch_internals.training import without_hooks
 
 from .generators import default_generators, drawing
+from .gradients import equal
 from .graph.containers import tensors_in
 
 VALUE, PARAMETER, ALL = range(3)
@@ -199,9 +200,9 @@ def _scope_in(trials: Sequence[_ScopeTrial]) -> int:
         if trials[0].early:  # it does not take such numbers
             return VALUE
         raise
-    if any(not _same(a, b) for a, b in zip(plain[::2], twins[::2], strict=True)):
+    if any(not equal(a, b) for a, b in zip(plain[::2], twins[::2], strict=True)):
         return ALL
-    return PARAMETER if any(not _same(a[::2], b[::2]) for a, b in zip(plain, second, strict=True)) else VALUE
+    return PARAMETER if any(not equal(a[::2], b[::2]) for a, b in zip(plain, second, strict=True)) else VALUE
 
 
 Change = Callable[[int, Tensor], Tensor]  # of the values or gradients of a parameter, by its number
@@ -348,7 +349,6 @@ def _fails_without_closure(optimizer: optim.Optimizer, few: bool) -> bool:
 
 
 def _optimizers(optimizer: Any) -> Iterator[Any]:
-    """It, and those that it wraps."""
     yield optimizer
     for value in vars(optimizer).values():
         if isinstance(value, optim.Optimizer):
@@ -361,7 +361,6 @@ def _is_late(value: Any) -> bool:
 
 
 def _late(optimizer: Any) -> frozenset[str]:
-    """The names of these numbers."""
     held = [vars(one) for one in _optimizers(optimizer)] + [*optimizer.param_groups]
     return frozenset(name for each in held for name, value in each.items() if _is_late(value))
 
@@ -382,7 +381,3 @@ def _stand_in(parameter: nn.Parameter, sizes: dict[int, int]) -> nn.Parameter:
     found = nn.Parameter(_blank(parameter, sizes))
     vars(found).update({k: v for k, v in vars(parameter).items() if k not in ("_local_tensor", "_spec")})
     return found
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=0.0, atol=0.0, equal_nan=True)

@@ -155,11 +155,7 @@ def optimizers_of(
 def check_groups(
     optimizers: Sequence[torch.optim.Optimizer], made: Sequence[torch.optim.Optimizer], new: Parameters
 ) -> None:
-    """Raise ValueError where `extend_optimizers` would not know the group of a parameter.
-
-    Args:
-        made: what the caller's function makes of the new parameters alone; empty: there are none.
-    """
+    """Raise ValueError where `extend_optimizers` would not know the group of a parameter."""
     here, there = ([len(one.param_groups) for one in some] for some in (optimizers, made))
     if made and here != there:
         raise UnfitError(
@@ -218,11 +214,7 @@ def step(optimizer: optim.Optimizer, *closure: Callable[[], Any], cut: bool) -> 
 
 
 def tell_of_hooks(optimizers: Iterable[optim.Optimizer], plan: object) -> bool:
-    """Warn of hooks around a step, or a step in place of the class's, that see a part of the parameters.
-
-    Returns:
-        Whether there are any.
-    """
+    """Warn of hooks around a step, or a step in place of the class's, that see a part of the parameters."""
     for one in optimizers:
         if has_step_hooks(one):
             warnings.warn(
@@ -257,11 +249,7 @@ def _cannot_step(optimizer: optim.Optimizer, error: Exception) -> str:
 
 
 def refuse_cut_parameters(optimizer: optim.Optimizer) -> None:
-    """Refuse an optimizer that no PyTorch steps on DTensors, before there are any.
-
-    Raises:
-        ValueError: it is one.
-    """
+    """Refuse an optimizer that no PyTorch steps on DTensors, before there are any."""
     if isinstance(optimizer, optim.Adafactor):
         raise UnfitError(
             "Adafactor cannot step parameters that are cut: PyTorch has no rule for an operation of it on "

@@ -12,7 +12,8 @@ Sources: see `OuterSGD`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,23 +22,15 @@ from torch.autograd.profiler import record_function
 
 from .compression.reducer import Compression
 from .gradients import local, wide_copy
+from .mesh import PlanMesh
+from .model_buffers import ModelBuffers
 from .replicated_parameters import bucket_indices, like
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .mesh import PlanMesh
-    from .model_buffers import ModelBuffers
 
 MOMENTUM = "momentum_buffer"  # its key in SGD's state
 
 
 class DifferenceBucket:
-    """Some parameters whose anchors have one type and device, and one buffer for how far they have moved.
-
-    Attributes:
-        parts: of the buffer: the difference of each parameter.
-    """
+    """Some parameters whose anchors have one type and device, and one buffer for how far they have moved."""
 
     def __init__(self, parameters: list[Tensor], anchors: list[nn.Parameter], number: int) -> None:
         self.parameters, self.anchors, self.number = parameters, anchors, number
@@ -148,7 +141,9 @@ class OuterOptimizer:
         if self.sgd is None or not self.sgd.defaults["momentum"]:
             return {}
         return {
-            f"outer.{name}": like(self._momentum(anchor), parameter)
+            f"outer.{name}": like(
+                self.sgd.state[anchor].get(MOMENTUM, torch.zeros_like(anchor.data)), parameter
+            )
             for name, anchor, parameter in zip(self._names, self._anchors, self._parameters, strict=True)
         }
 
@@ -163,8 +158,3 @@ class OuterOptimizer:
             elif self.sgd is not None:
                 self.sgd.state[anchor][MOMENTUM] = local(momentum).to(anchor.dtype)  # type: ignore[arg-type]
         self._buffers.note()
-
-    def _momentum(self, anchor: nn.Parameter) -> Tensor:
-        assert self.sgd is not None
-        found: Tensor | None = self.sgd.state[anchor].get(MOMENTUM)
-        return torch.zeros_like(anchor.data) if found is None else found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,13 @@ from .batches import cut_rows, rows_of
 from .generators import drawing
 from .graph.capture import CaptureError, Recorder, Shapes, call
 from .graph.containers import tensors_in
-from .graph.program import Graph, refs
+from .graph.program import Graph
 from .graph.shapes import model_copy
+from .mesh import PlanMesh
 from .pipeline.runtime import PipelineRuntime, StepInput
+from .pipeline.schedule import Schedule
+from .plan import Plan
 from .structure import ModelStructure, run_pieces
-
-if TYPE_CHECKING:
-    from .mesh import PlanMesh
-    from .pipeline.schedule import Schedule
-    from .plan import Plan
 
 ROWS = 4  # of a batch
 SEED = 0x5EED
@@ -60,14 +58,11 @@ class OutputCheck:
         if proof is not None and sum(value.nbytes for value in model.parameters()) > LIMIT_BYTES:
             return
         try:
-            self._copy = model_copy(model)
-        except Exception as error:
-            if proof is not None:
-                return
-            raise ValueError(
-                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so check=True "
-                "cannot compare. Leave it out"
-            ) from error
+            self._copy = model_copy(model, so="check=True cannot compare. Leave it out")
+        except CaptureError:
+            if proof is None:
+                raise
+            return
         fill(self._copy)
 
     @classmethod
@@ -106,7 +101,7 @@ class OutputCheck:
         """
         few = cut_rows(inputs, 0, min(ROWS, rows_of([inputs])))
         if (proof := self._proof) is not None:
-            _raise_any(proof.wrong(few, self._copy), mesh)
+            raise_any(proof.wrong(few, self._copy), mesh)
             if not any(on_every_rank(lambda: proof.differs, mesh.world)):
                 return
         outputs: list[Any] = []
@@ -120,7 +115,7 @@ class OutputCheck:
         with torch.no_grad(), drawing(SEED, mesh.axes.device_type), _evaluating(model):
             confirm(micros)
             runtime.run(schedule, step)
-        _raise_any(self._difference(few, outputs[0], mesh) if outputs else None, mesh)
+        raise_any(self._difference(few, outputs[0], mesh) if outputs else None, mesh)
 
     def _difference(self, few: Any, found: Any, mesh: PlanMesh) -> str | None:
         assert self._copy is not None
@@ -160,11 +155,7 @@ class OutputCheck:
 
 
 class _PiecesProof:
-    """Records a model and its pieces, without values.
-
-    Attributes:
-        differs: where their programs differ first, once they are recorded; "": they do not.
-    """
+    """Records a model and its pieces, without values."""
 
     def __init__(self, model: nn.Module, structure: ModelStructure) -> None:
         self._shapes, self._structure = Shapes(model, structure.pieces), structure
@@ -217,10 +208,10 @@ def _operators(graph: Graph) -> list[tuple[Any, ...]]:
 def _takes(graph: Graph, name: str) -> bool:
     """Whether an operator of a program takes a parameter."""
     number = graph.names[name]
-    return any(ref.value == number for node in graph.nodes for ref in refs((node.args, node.named)))
+    return any(number in node.taken for node in graph.nodes)
 
 
-def _raise_any(wrong: str | None, mesh: PlanMesh) -> None:
+def raise_any(wrong: str | None, mesh: PlanMesh) -> None:
     """Raise what some rank has found, on all ranks."""
 
     def report() -> None:

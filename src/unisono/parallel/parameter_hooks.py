@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,7 @@ from torch.distributed.tensor import DTensor
 from unisono.torch_internals.training import hooks_of, set_hooks
 
 from .gradients import cut_like
-
-if TYPE_CHECKING:
-    from .plan import Plan
+from .plan import Plan
 
 OF_GRADIENTS, AFTER = "hooks of gradients", "hooks after gradients"
 OURS = __name__.partition(".")[0] + "."
@@ -39,11 +37,7 @@ class ParameterHooks:
 
     @classmethod
     def of(cls, model: nn.Module, plan: Plan, weigh: object = None) -> ParameterHooks:
-        """Take the hooks from the parameters of `model`.
-
-        Raises:
-            ValueError: the plan cannot call them as one process does.
-        """
+        """Take the hooks from the parameters of `model`."""
         found = [
             (name, parameter, kind, _hooks(parameter, kind))
             for name, parameter in model.named_parameters()
@@ -78,11 +72,7 @@ class ParameterHooks:
 
     @torch.no_grad()
     def call(self, named: Mapping[str, nn.Parameter], scale: float) -> None:
-        """Call the hooks with the gradients of all ranks. All ranks call this.
-
-        Args:
-            scale: by which the loss was multiplied.
-        """
+        """Call the hooks with the gradients of all ranks. All ranks call this."""
         for name, kinds in self._hooks.items():
             parameter = named.get(name)
             if parameter is None or parameter.grad is None:

@@ -235,8 +235,6 @@ class Plan:
             )
         self._check_sharding()
         self._check_schedule()
-        self._check_swap()
-        self._check_compression()
         self._check_local_steps()
         self._check_expert()
         self._check_elastic()
@@ -262,6 +260,13 @@ class Plan:
         cuts: object = self.cuts
         if cuts is not None and not (isinstance(cuts, tuple) and all(type(cut) is int for cut in cuts)):
             raise TypeError(f"Plan: cuts is {cuts!r}, expected a tuple of int or None")
+        swap: object = self.swap
+        if swap is not None and not (isinstance(swap, str) and swap):
+            raise TypeError(f"Plan: swap is {swap!r}, expected 'disk', 'memory', a folder's name or None")
+        if not isinstance(self.compression, CompressionSettings | None):
+            raise TypeError(
+                f"Plan: compression is {self.compression!r}, expected PowerSGD(...), Compressed(...) or None"
+            )
 
     def _check_needs(self) -> None:
         """Refuse settings that do not go together."""
@@ -287,15 +292,6 @@ class Plan:
             raise UnfitError(f"Plan: shard={self.shard} with zero=0 shards nothing; set zero to 1, 2 or 3")
         if self.shard < 1 or self.data % self.shard:
             raise UnfitError(f"Plan: {self.data} data ranks cannot be cut into groups of shard={self.shard}")
-
-    def _check_swap(self) -> None:
-        if self.swap is None:
-            return
-        given: object = self.swap
-        if not isinstance(given, str) or not given:
-            raise TypeError(
-                f"Plan: swap is {self.swap!r}, expected 'disk', 'memory', a folder's name or None"
-            )
 
     def _check_schedule(self) -> None:
         kind = KINDS[self.schedule]
@@ -323,14 +319,6 @@ class Plan:
             raise UnfitError(f"Plan: cuts={self.cuts} must be {self.stages - 1} growing numbers of pieces")
         if self.cuts and self.cuts[0] < 1:
             raise UnfitError(f"Plan: cuts={self.cuts} leaves the first stage no piece; begin at 1")
-
-    def _check_compression(self) -> None:
-        if self.compression is None:
-            return
-        if not isinstance(self.compression, CompressionSettings):
-            raise TypeError(
-                f"Plan: compression is {self.compression!r}, expected PowerSGD(...), Compressed(...) or None"
-            )
 
     def _check_local_steps(self) -> None:
         outer: object = self.outer

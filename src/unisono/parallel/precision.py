@@ -5,9 +5,10 @@ Whether a step overflowed is decided once, for all ranks; see gradients.py.
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -15,10 +16,6 @@ from unisono.errors import UnfitError
 from unisono.torch_internals.training import module_at
 
 from .plan import Plan
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
-
 
 BATCH_NORM: Any = nn.BatchNorm1d.__mro__[1]  # the base of all of them
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -64,11 +61,7 @@ def kept_in_f32(model: nn.Module, plan: Plan) -> list[nn.Module]:
 
 
 def check_staged(model: nn.Module, kept: Sequence[nn.Module], staged: Container[nn.Module]) -> None:
-    """Refuse a module that keeps f32 and that no stage of a pipeline calls, unless all its parts keep it.
-
-    Args:
-        staged: the modules that stages call.
-    """
+    """Refuse a module that keeps f32 and that no stage of a pipeline calls, unless all its parts keep it."""
     run = {value for module in kept if module in staged for value in module.parameters()}
     for path, module in model.named_modules():
         if module in kept and not run.issuperset(module.parameters()):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,12 +17,10 @@ from unisono.torch.control_data import broadcast_data
 from .batches import rows_of
 from .graph.containers import mapped, tensors_in
 from .loss_weights import cut_batch
+from .model_setup import ModelSetup
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule, prove, schedule
-
-if TYPE_CHECKING:
-    from .model_setup import ModelSetup
-    from .plan import Plan
+from .plan import Plan
 
 
 @contextlib.contextmanager

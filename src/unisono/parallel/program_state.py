@@ -16,17 +16,14 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy
 import torch
 from torch import Tensor, nn
 
 from .graph.capture import STATE
-
-if TYPE_CHECKING:
-    from .graph.capture import Shapes
-
+from .graph.shapes import Shapes
 
 T = TypeVar("T")
 PLAIN = (bool, int, float, str, bytes, type(None), numpy.generic)
@@ -238,11 +235,7 @@ class _Itself:
 
 
 class _Snapshot:
-    """The attributes of an object, or what a list or dict has, at some time: a change is seen fast.
-
-    Args:
-        chosen: the names of those that count; None: all.
-    """
+    """The attributes of an object, or what a list or dict has, at some time: a change is seen fast."""
 
     def __init__(self, held: Any, chosen: Sequence[str] | None = None) -> None:
         self._held, self._chosen = held, chosen

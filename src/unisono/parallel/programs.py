@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,23 +20,21 @@ from unisono.torch_internals.fake import memory_of
 
 from .context.call import ContextError
 from .context.cut_parts import CutParts
-from .context.exchange import ContextGroup
 from .context.loss_numbers import LossNumbers
 from .context.program import ContextAxis, ContextProgram
 from .explained_errors import recorded_remedy
 from .graph.capture import CaptureError, Recorder, Shapes, call
 from .graph.containers import cast, strange_in, tensors_in
+from .graph.cut import Cut
 from .graph.fused import is_hooked
 from .graph.program import Graph, Ref
 from .graph.shapes import may_be_packed, single_texts
 from .graph.stage_program import Stage, StageError, StageProgram, StageStart, choose_starts
+from .mesh import PlanMesh
 from .program_state import FAR, ModuleSettings, ProgramCache, kinds_of, set_counter
 from .sharded_parameters import TYPES
+from .tensor_moves import TensorAxis
 from .tensor_parallel import axis_of
-
-if TYPE_CHECKING:
-    from .graph.cut import Cut
-    from .mesh import PlanMesh
 
 Loss = Callable[[Any, Any], Any]
 DIFFERENT = (
@@ -187,7 +185,7 @@ class RecordedPrograms(Prover):
         self.axis, self.numbers = None, None
         if plan.context > 1:
             _check_hooks(model)
-            ranks = ContextGroup(mesh.context, mesh.context_place, plan.context)
+            ranks = TensorAxis(mesh.context, mesh.context_place, plan.context)
             self.axis, self.numbers = ContextAxis(ranks, mesh.axes.device_type), LossNumbers()
         self._recorder = self._recorder_of(model)
         self.starts: list[StageStart] = []
@@ -345,7 +343,7 @@ class ModelRecorder:
         where: what needs the program, such as "a pipeline".
         remedy: what to write in place of it.
         attention: each call of scaled_dot_product_attention is one operator.
-        prepare: changes each copy before it is recorded; returns what has to know the recorder, by `begin`.
+        prepare: changes each copy before it is recorded; returns what has to know the recorder, by `follow`.
     Attributes:
         shapes: the model's copy, whose settings may be changed.
         changing: attributes (path, name) that the model changes while it runs.
@@ -384,11 +382,7 @@ class ModelRecorder:
         self.trained = frozenset(name for name, value in named.items() if value.requires_grad)
 
     def record(self, inputs: Any, forward: Callable[[nn.Module, Any], Any] | None = None) -> Graph:
-        """Record the model on inputs, or `forward(model, inputs)`.
-
-        Raises:
-            CaptureError: the program cannot be recorded.
-        """
+        """Record the model on inputs, or `forward(model, inputs)`."""
         strange = next(strange_in(inputs), None)
         if strange is not None:
             raise self._refuses(
@@ -423,11 +417,7 @@ class ModelRecorder:
         return graph
 
     def _runs_alike(self, graph: Graph, settings: ModuleSettings, shapes: Shapes, *more: Any) -> bool:
-        """Whether what the model changes while it runs, such as a counter, does not change its program.
-
-        Args:
-            settings: of the model after its first run.
-        """
+        """Whether what the model changes while it runs, such as a counter, does not change its program."""
         now = settings.now()
         for _ in range(TURNS):
             if graph.operators != self._run(shapes, *more).operators:
@@ -458,7 +448,7 @@ class ModelRecorder:
         run = None if forward is None else lambda given: forward(shapes.model, given)
         recorder = Recorder(shapes, attention=self._attention)
         if prepared is not None:
-            prepared.begin(recorder)
+            prepared.follow(recorder)
         try:
             return recorder.run(shapes.model, inputs, run)
         except CaptureError as error:

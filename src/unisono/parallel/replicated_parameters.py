@@ -16,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import weakref
 import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,23 +29,15 @@ from torch.distributed.tensor import DTensor
 from unisono.torch_internals.training import copy_each_
 
 from .compression.reducer import Compression
+from .experts.axis import ExpertAxis
 from .gradients import gradient, local
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from .experts.axis import ExpertAxis
-    from .mesh import PlanMesh
+from .mesh import PlanMesh
 
 BUCKET_BYTES = 25 << 20  # DDP's; the last one, with the first layers, may be smaller
 
 
 class GradientBucket:
-    """Some parameters of one dtype, and one buffer for all their gradients.
-
-    Args:
-        group: of the ranks that hold them.
-    """
+    """Some parameters of one dtype, and one buffer for all their gradients."""
 
     def __init__(
         self, named: list[tuple[str, nn.Parameter]], number: int, group: dist.ProcessGroup, of: str = ""
@@ -102,11 +95,7 @@ class GradientBucket:
             self.wait()
 
     def mark_ready(self, parameter: nn.Parameter) -> None:
-        """Record that backward has added to the gradient of `parameter`.
-
-        Raises:
-            RuntimeError: the bucket is being reduced, without what was added now.
-        """
+        """Record that backward has added to the gradient of `parameter`."""
         if self.reducing:
             name = next(n for n, one in zip(self.names, self.parameters, strict=True) if one is parameter)
             raise RuntimeError(
@@ -228,10 +217,7 @@ class ReplicatedParameters:
         for bucket in self.buckets:
             bucket.wait()
         for bucket in self.buckets:
-            self._finish_step(bucket)
-
-    def _finish_step(self, bucket: GradientBucket) -> None:
-        bucket.finish_step(uneven_use=self._uneven_use)
+            bucket.finish_step(uneven_use=self._uneven_use)
 
     def _count(self, number: int, parameter: nn.Parameter) -> None:
         """The gradient of `parameter`, one of a bucket's, is complete."""

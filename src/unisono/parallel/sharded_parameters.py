@@ -19,8 +19,9 @@ at the end of a step.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,20 +31,16 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.errors import UnfitError
 from unisono.torch_internals import fsdp, training
 
+from .experts.axis import ExpertAxis
 from .gradients import local
 from .graph.capture import STATE
 from .graph.containers import tensors_in
+from .materialize import Initializer
+from .mesh import PlanMesh
 from .plan import Plan
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
 from .swap import ParameterSwap, spill_parameters, store_of
 from .unit_hooks import own_memory, recompute, shows_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from .experts.axis import ExpertAxis
-    from .materialize import Initializer
-    from .mesh import PlanMesh
 
 SMALL = 1 / 8  # of the largest unit
 SMALL_MODEL_BYTES = 16 << 20  # a model of no more is one unit: messages cost more than its memory
@@ -105,8 +102,13 @@ def own_units(root: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def gathered_units(root: nn.Module, own: Sequence[nn.Module], plan: Plan) -> list[nn.Module]:
-    """Those of the units of `root` whose parameters are gathered and reduced by themselves."""
-    return [] if _one_unit(root, plan) else _large(own)
+    """Those of the units of `root` whose parameters are gathered and reduced by themselves.
+
+    There are none where all parameters travel in one message: replicas reduce their gradients so, too. In low
+    precision a small model has units as a large one has them: they cast their inputs.
+    """
+    small = not plan.low and _nbytes(root) <= SMALL_MODEL_BYTES
+    return [] if plan.uneven_use or plan.zero == 0 or small else _large(own)
 
 
 def apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
@@ -126,15 +128,6 @@ def apart(root: nn.Module, exact: Sequence[nn.Module]) -> list[nn.Module]:
                 "out of keep_f32"
             )
     return found
-
-
-def _one_unit(root: nn.Module, plan: Plan) -> bool:
-    """Whether all parameters travel in one message: replicas reduce their gradients so, too.
-
-    In low precision a small model has units as a large one has them: they cast their inputs.
-    """
-    small = not plan.low and _nbytes(root) <= SMALL_MODEL_BYTES
-    return plan.uneven_use or plan.zero == 0 or small
 
 
 def _large(units: Sequence[nn.Module]) -> list[nn.Module]:
@@ -215,8 +208,9 @@ def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **mor
         return
     # None: also free it, but for a root, whose backward follows at once where there is one stage
     free = None if plan.zero == 3 and plan.pipeline == 1 else plan.zero == 3
+    sharding = mesh.part("replica", "shard") if mesh.axes.size(1) > 1 else mesh.part("shard")
     fully_shard(
-        module, mesh=mesh.sharding, mp_policy=policy, reshard_after_forward=free, ignored_params=whole, **more
+        module, mesh=sharding, mp_policy=policy, reshard_after_forward=free, ignored_params=whole, **more
     )
 
 

@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
@@ -21,10 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 from unisono.torch.control_data import gather_on_rank_0, on_rank_0
 
 from .costs.collectives import Link
-
-if TYPE_CHECKING:
-    from .experts.axis import ExpertAxis
-    from .mesh import PlanMesh
+from .experts.axis import ExpertAxis
+from .mesh import PlanMesh
 
 Result = TypeVar("Result")
 SIZES = {

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from .batches import micro_batches as cut
 from .batches import rows_of
-from .gradients import norm_of, same_bits, sum_of_squares
+from .gradients import bits_of, norm_of, sum_of_squares
 from .graph.capture import call
 from .graph.containers import tensors_in
 from .replicated_parameters import GradientBucket, call_alive
@@ -113,7 +113,7 @@ class ParameterSwap:
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
             self._put((self._number[parameter], "value"), parameter.data)
             self._written()
-            self._empty(parameter)
+            _empty(parameter)
 
     def _executor(self) -> Executor:
         """What reads and writes in the background, in order."""
@@ -148,11 +148,7 @@ class ParameterSwap:
         """`finish` does it."""
 
     def finish(self) -> None:
-        """Average the gradients over the data ranks, unit by unit, the last one first.
-
-        Raises:
-            RuntimeError: only some ranks have used a parameter.
-        """
+        """Average the gradients over the data ranks, unit by unit, the last one first."""
         self._backward_ended()
         if self._group is None:
             return
@@ -208,7 +204,7 @@ class ParameterSwap:
                 grad = self._fetch_gradient(parameter)
                 grad.mul_(factor) if factor != 1.0 else None
                 for name, value in _state_of(optimizer, parameter):
-                    self._fill(value)
+                    _fill(value)
                     self._get((self._number[parameter], name), value)
             optimizer.step()
             for parameter in own:
@@ -219,7 +215,7 @@ class ParameterSwap:
             self._written()
             for parameter in own:
                 for _, value in _state_of(optimizer, parameter):
-                    self._empty(value)
+                    _empty(value)
             self._release(unit)
         self._norms.clear()
 
@@ -268,7 +264,7 @@ class ParameterSwap:
                         stands = value.to(parameter.device).contiguous()
                         self._put((self._number[parameter], name), stands)
                         self._written()
-                        self._empty(stands)
+                        _empty(stands)
                     state[parameter][name] = stands
 
     def _shown(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
@@ -323,7 +319,7 @@ class ParameterSwap:
             written = parameter._version != self._versions[parameter]
             if self.watched and not written:  # a write by .data has no version
                 kept = self._store.view((self._number[parameter], "value"), parameter.data)
-                written = not same_bits(kept.to(parameter.device), parameter.data)
+                written = not torch.equal(bits_of(kept.to(parameter.device)), bits_of(parameter.data))
             if written:
                 raise RuntimeError(
                     f'the forward writes the parameter "{self._names[parameter]}", and swap= would lose '
@@ -352,7 +348,7 @@ class ParameterSwap:
     def _with_gradient_hook(self, unit: _SwapUnit, value: Any) -> Any:
         """Hook the gradient of `value`: when it is complete, backward of the unit has ended."""
         if isinstance(value, Tensor) and value.requires_grad:
-            return _GradientCallback.apply(value, lambda: self._hook_gradient(unit))
+            return _GradientCallback.apply(value, partial(self._backward_of_unit_ended, unit))
         return value
 
     def _after_use(self, unit: _SwapUnit) -> Callable[..., None]:
@@ -379,7 +375,7 @@ class ParameterSwap:
     def _place(self, unit: _SwapUnit) -> int:
         return self._before.index(unit) if unit in self._before else len(self._before)
 
-    def _hook_gradient(self, unit: _SwapUnit) -> None:
+    def _backward_of_unit_ended(self, unit: _SwapUnit) -> None:
         unit.backwards -= 1
         if unit.backwards == 0 and unit.module is not self.root:
             self._release(unit)
@@ -422,18 +418,10 @@ class ParameterSwap:
         for parameter in unit.parameters:
             self._users[parameter] += 1
             if self._users[parameter] == 1:
-                self._fill(parameter)
+                _fill(parameter)
                 self._versions[parameter] = parameter._version
                 key = (self._number[parameter], "value")
                 self._coming[parameter] = self._submit(self._store.read, key, parameter.data)
-
-    def _empty(self, tensor: Tensor) -> None:
-        """Free the memory of a tensor whose values are in the store."""
-        _empty(tensor)
-
-    def _fill(self, tensor: Tensor) -> None:
-        """Give it memory again, without content."""
-        _fill(tensor)
 
     def _read_ahead(self, order: Sequence[_SwapUnit], place: int) -> None:
         if place < len(order):
@@ -447,7 +435,7 @@ class ParameterSwap:
         for parameter in unit.parameters:
             self._users[parameter] -= 1
             if self._users[parameter] == 0:
-                self._empty(parameter)
+                _empty(parameter)
 
     def _release_all(self) -> None:
         for unit in list(self._loaded):

@@ -115,11 +115,7 @@ class TensorDecision(Prover):
         return problem
 
     def prove(self, batch: Any, _targets: Any = (), _loss: object = None) -> Cut:
-        """Prove the cut for these inputs, and for the settings of the copy.
-
-        Raises:
-            ValueError: they run another program than the sample.
-        """
+        """Prove the cut for these inputs, and for the settings of the copy."""
         try:
             again = self._prove(batch, self.cut)
         except CaptureError as error:

@@ -15,11 +15,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from unisono.torch_internals.autograd import in_backward
@@ -30,14 +31,10 @@ from .generators import RngRegion
 from .graph.call_structure import CallStructure, RecordedCalls, argument_names, given_by, returned_by
 from .graph.containers import tensors_in
 from .graph.cut import Cut, ModuleMove
-from .graph.fused import like, split_
-from .graph.local_model import ModuleMoves
+from .graph.fused import split_
+from .graph.local_model import ModuleMoves, keep_parts
 from .graph.written import Forward, Written
 from .tensor_moves import TensorAxis, saved_as_slices
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
 
 PLAIN = frozenset({Tensor, nn.Parameter, type(None), int, float})  # types that say all about an argument
 
@@ -86,25 +83,17 @@ def run_cut(
     """
     for path, sizes in cut.fused.items():
         split_(model, path, sizes)
-    leaves, made = leaves_of(model, cut), dict[int, nn.Parameter]()
-    kept: list[nn.Parameter] = []  # so that their ids stay their own
-    for path, dims in leaves.items():
-        module = module_at(model, path)
-        for leaf, dim in dims.items():
-            value = module._parameters.get(leaf)
-            if value is not None and id(value) not in made:
-                kept.append(value)
-                made[id(value)] = like(value, part(value.data, dim))
-            if value is not None:
-                module.register_parameter(leaf, made[id(value)])
-
+    keep_parts(model, cut, part)
     calls = ModelCalls(model if alone else None, cut)
 
     def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
         LocalForward(path, module, dims, cut, axis, region, calls)
 
-    run_locally(model, cut, leaves, make)
-    calls.follow(model)
+    run_locally(model, cut, make)
+    for path in calls.others():
+        make(path, module_at(model, path), {})
+    if alone:
+        _ModelForward(model, calls)
 
 
 def axis_of(mesh: DeviceMesh, *, regathers: bool = False) -> TensorAxis:
@@ -112,33 +101,15 @@ def axis_of(mesh: DeviceMesh, *, regathers: bool = False) -> TensorAxis:
     return TensorAxis(mesh.get_group(), mesh.get_local_rank(), mesh.size(), regathers)
 
 
-def leaves_of(model: nn.Module, cut: Cut) -> dict[str, dict[str, int]]:
-    """Path of a module -> its parameters and buffers that are cut, each with its dim."""
-    values = dict([*model.named_parameters(), *model.named_buffers()])
-    dims = {id(values[name]): dim for name, dim in cut.dims.items()}
-    found: dict[str, dict[str, int]] = {}
-    for path, module in model.named_modules():
-        for leaf, value in [*module._parameters.items(), *module._buffers.items()]:
-            if value is not None and id(value) in dims:
-                found.setdefault(path, {})[leaf] = dims[id(value)]
-    return found
-
-
 def run_locally(
     model: nn.Module,
     cut: Cut,
-    leaves: dict[str, dict[str, int]],
     make: Callable[[str, nn.Module, dict[str, int]], None],
 ) -> None:
-    """Have the modules of a model run as a cut says.
-
-    Args:
-        leaves: what they have that is cut.
-        make: gives a module another forward.
-    """
-    written = Written(model, cut.sizes)
+    """Have the modules of a model run as a cut says."""
+    written, leaves = Written(model, cut.sizes), cut.leaves(model)
     written.wrap()
-    for path in {**leaves, **dict.fromkeys([*cut.modules, *cut.moves, *cut.draws])}:
+    for path in cut.special(model):
         make(path, module_at(model, path), leaves.get(path, {}))
     written.wrap_others()
     _run_uncompiled(model)
@@ -146,7 +117,7 @@ def run_locally(
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
         if isinstance(module, nn.TransformerEncoderLayer):
-            module.register_forward_pre_hook(_nothing)
+            module.register_forward_pre_hook(lambda *_: None)
 
 
 def _run_uncompiled(model: nn.Module) -> None:
@@ -163,17 +134,8 @@ def _run_uncompiled(model: nn.Module) -> None:
             )
 
 
-def _nothing(_module: nn.Module, _args: Any) -> None:
-    """Do nothing."""
-
-
 class LocalForward(Forward):
-    """The forward of one module on this rank.
-
-    Args:
-        dims: its parameters and buffers that are cut, and in which dim.
-        calls: of the model, which are checked; None: they are recorded, and the record runs.
-    """
+    """The forward of one module on this rank."""
 
     def __init__(
         self,
@@ -224,6 +186,8 @@ class LocalForward(Forward):
         return self._moves.returned(output)
 
     def _forward(self, args: Any, named: Any) -> Any:
+        if not self._kind and not self._dims:
+            return self._run(*args, **named)
         if self._kind == "vocabulary":
             return self._vocabulary(*args, **named)
         given = next(tensors_in((args, named)), None) if self._kind.startswith("column") else None
@@ -235,7 +199,6 @@ class LocalForward(Forward):
 
     @contextmanager
     def _parts_of(self) -> Iterator[None]:
-        """The module's attributes are this rank's parts."""
         seen = self._module.__dict__
         for leaf, dim in self._dims.items():
             seen[leaf] = self._part(leaf, dim)
@@ -284,21 +247,8 @@ def part_of(value: Tensor, dim: int, axis: TensorAxis) -> Tensor:
 
 
 def share(bias: Tensor, parts: int) -> Tensor:
-    """A rank's share of a bias, which all of them add."""
-    found: Tensor = _Share.apply(bias, parts)
-    return found
-
-
-class _Share(torch.autograd.Function):
     """A rank's share of a bias, which all of them add; each gets its whole gradient."""
-
-    @staticmethod
-    def forward(_ctx: Any, value: Tensor, parts: int) -> Tensor:
-        return value / parts
-
-    @staticmethod
-    def backward(_ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return grad, None
+    return tensor_moves.exchanged(bias, lambda value: value / parts, lambda grad: grad)
 
 
 # ---- the calls of modules, compared with those of the proved program ----
@@ -325,13 +275,10 @@ class ModelCalls:
         )
         return self._checks[-1]
 
-    def follow(self, model: nn.Module) -> None:
-        """Check the other modules around those that are cut, too, and count calls in each forward."""
+    def others(self) -> list[str]:
+        """The modules around those that are cut, whose calls are to be checked, too."""
         known = {check.path for check in self._checks}
-        for path in [path for path, found in self._cut.calls.items() if found.takes and path not in known]:
-            _CheckedForward(module_at(model, path), path, self)
-        if self._model is not None:
-            _ModelForward(self._model, self)
+        return [path for path, found in self._cut.calls.items() if found.takes and path not in known]
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -349,11 +296,7 @@ class ModelCalls:
             check.ended(self._counts[check.path])
 
     def count(self, check: CallCheck) -> None:
-        """Count a call.
-
-        Raises:
-            RuntimeError: it is one too many, or none of the model's.
-        """
+        """Count a call."""
         if self._model is None:
             return
         many, most = self._counts[check.path] + 1, max(check.recorded.counts, default=0)
@@ -372,12 +315,7 @@ class ModelCalls:
 
 
 class CallCheck:
-    """The calls of one module.
-
-    Args:
-        recorded: those that were proved.
-        count: told of each call.
-    """
+    """The calls of one module."""
 
     def __init__(
         self, path: str, recorded: RecordedCalls, names: tuple[str, ...], count: Callable[[CallCheck], None]
@@ -387,11 +325,7 @@ class CallCheck:
         self._known: set[Any] = set()  # the types of the arguments of calls that fit
 
     def begin(self, args: Any, named: Any) -> None:
-        """Before the module runs.
-
-        Raises:
-            RuntimeError: it was called otherwise when it was recorded.
-        """
+        """Before the module runs."""
         self._count(self)
         kinds = (*map(type, args), *named, *map(type, named.values()))
         if kinds not in self._known:
@@ -400,22 +334,14 @@ class CallCheck:
                 self._known.add(kinds)
 
     def end(self, output: Any) -> None:
-        """After it, before what it returns is moved.
-
-        Raises:
-            RuntimeError: it returned other things when it was recorded.
-        """
+        """After it, before what it returns is moved."""
         if type(output) not in self._known:
             self._check("returns", returned_by(output), self.recorded.returns)
             if type(output) in PLAIN:
                 self._known.add(type(output))
 
     def ended(self, count: int) -> None:
-        """After the model. count: of calls.
-
-        Raises:
-            RuntimeError: it was called more often, or less, when it was recorded.
-        """
+        """After the model. count: of calls."""
         if count not in (self.recorded.counts or {0}):
             raise self.error(f"is called {count} times", f"{max(self.recorded.counts, default=0)} calls")
 
@@ -442,8 +368,6 @@ class CallCheck:
 
 
 class _ModelForward(Forward):
-    """The forward of the model."""
-
     def __init__(self, model: nn.Module, calls: ModelCalls) -> None:
         super().__init__(model)
         self._calls = calls
@@ -458,19 +382,3 @@ class _ModelForward(Forward):
             )
         with self._calls.forward():
             return self._run(*args, **named)
-
-
-class _CheckedForward(Forward):
-    """The forward of a module around those that are cut."""
-
-    def __init__(self, module: nn.Module, path: str, calls: ModelCalls) -> None:
-        super().__init__(module)
-        self._check = calls.check(path, argument_names(self._run))
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        if is_compiling():
-            return self._run(*args, **named)
-        self._check.begin(args, named)
-        output = self._run(*args, **named)
-        self._check.end(output)
-        return output

@@ -20,9 +20,10 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from unisono.errors import UnfitError
 from unisono.torch_internals import training
-from unisono.torch_internals.fake import OperatorMode, arguments_of
+from unisono.torch_internals.fake import OperatorMode
 
 from .graph.containers import mapped, strange_in, tensors_in
+from .graph.program import drops
 from .model_buffers import buffers_kept, statistics_stand_apart
 from .precision import BATCH_NORM
 from .structure import plain_class
@@ -64,7 +65,7 @@ def _contexts(norms: list[nn.Module], selective: bool) -> tuple[Any, Any]:
     """Of the forward, and of what backward computes again."""
     if not selective:
         return contextlib.nullcontext(), _statistics_stay(norms)
-    forward, again = create_selective_checkpoint_contexts(_kept)
+    forward, again = create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.MUST_SAVE)
     return _Dear(forward), _statistics_stay(norms, _Dear(again)) if norms else _Dear(again)
 
 
@@ -73,10 +74,6 @@ def _statistics_stay(norms: list[nn.Module], inner: Any = None) -> Iterator[None
     """The statistics of a BatchNorm are afterwards as they were before."""
     with buffers_kept(filter(statistics_stand_apart, norms)), inner or contextlib.nullcontext():
         yield
-
-
-def _kept(*_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE
 
 
 class _Dear(OperatorMode):
@@ -91,22 +88,16 @@ class _Dear(OperatorMode):
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), named: Any = None) -> Any:
         named = named or {}
-        if _is_dear(operator) and not _draws(operator, args, named):
+        space, _, name = operator.name().partition("::")
+        dear = space == "aten" and name.partition(".")[0] in DEAR
+        if dear and not _draws(operator, args, named):
             return self._selecting.__torch_dispatch__(operator, types, args, named)
         return operator(*args, **named)
 
 
-def _is_dear(operator: Any) -> bool:
-    space, _, name = operator.name().partition("::")
-    return space == "aten" and name.partition(".")[0] in DEAR
-
-
 def _draws(operator: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Whether it draws a dropout mask: left out in backward, all that draws after it would draw others."""
-    if torch.Tag.nondeterministic_seeded not in operator.tags:
-        return False
-    given = dict(zip((argument.name for argument in arguments_of(operator)), args, strict=False)) | named
-    return bool(given.get("dropout_p", 0.0))
+    return torch.Tag.nondeterministic_seeded in operator.tags and drops(operator, args, named)
 
 
 # ---- what a unit returns ----
@@ -122,11 +113,7 @@ def own_memory(_module: nn.Module, _args: Any, output: Any) -> Any:
 
 
 def shows_tensors(module: nn.Module, _args: Any, output: Any) -> None:
-    """Refuse an output that hides its tensors, as a distribution does: fully_shard would begin no backward.
-
-    Raises:
-        ValueError: the text names the object.
-    """
+    """Refuse an output that hides its tensors, as a distribution: fully_shard would begin no backward."""
     if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors_in(output)):
         for hiding in strange_in(output):
             raise UnfitError(

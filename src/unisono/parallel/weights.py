@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,12 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from unisono.torch.control_data import on_every_rank, on_rank_0, recv_data, send_data
 
-from .graph.fused import Split
+from .graph.fused import FusedLayer, Split
+from .model_setup import ModelSetup
 from .structure import plain_class
-
-if TYPE_CHECKING:
-    from .model_setup import ModelSetup
-
 
 Weights = Iterator[tuple[str, "Tensor | None"]]
 INDEX = "model.safetensors.index.json"  # Hugging Face's name
@@ -132,14 +129,7 @@ class _Joiner:
 
 
 def export(weights: Weights, folder: Path, shard_bytes: int, about: Callable[[], object]) -> None:
-    """Write weights as safetensors, in Hugging Face's layout. All ranks call this.
-
-    Args:
-        weights: all ranks iterate to the end.
-        about: what rank 0 writes beside them.
-    Raises:
-        RuntimeError: rank 0 could not write; on all ranks.
-    """
+    """Write weights as safetensors, in Hugging Face's layout. All ranks call this."""
     from safetensors.torch import save_file  # its absence is an error before a byte moves
 
     shards = _Shards(folder, shard_bytes, save_file)
@@ -311,11 +301,7 @@ def write_configuration(model: nn.Module, folder: Path) -> None:
 
 
 def _adapters(model: nn.Module, blanks: Mapping[str, Tensor]) -> set[str] | None:
-    """The names of what a model of `peft` saves; None: it is a model of another kind.
-
-    Raises:
-        ValueError: it is a model of no kind that has `save_pretrained`.
-    """
+    """The names of what a model of `peft` saves; None: it is a model of another kind."""
     peft: Any = sys.modules.get("peft")
     if peft is not None and isinstance(model, peft.PeftModel):
         asked = {id(blank): name for name, blank in blanks.items()}
@@ -337,49 +323,9 @@ def _adapters(model: nn.Module, blanks: Mapping[str, Tensor]) -> set[str] | None
 # ---- fused layers ----
 
 
-class FusedLayer:
-    """One layer that several stand for.
-
-    Args:
-        path: of it.
-        names: of the several, in it.
-        sizes: output features of each.
-        leaves: parameter of the one -> of each of the several.
-        turned: the one is [in, out].
-    """
-
-    def __init__(
-        self, path: str, names: Iterable[str], sizes: Iterable[int], leaves: Mapping[str, str], turned: object
-    ) -> None:
-        self.path, self.names, self.sizes = path, tuple(names), tuple(sizes)
-        self.leaves, self.turned = dict(leaves), bool(turned)
-
-    def about(self) -> dict[str, Any]:
-        """Itself as JSON."""
-        return dict(vars(self))
-
-    def parts(self, leaf: str) -> list[str]:
-        """The names of what stands for a parameter of the one."""
-        return [f"{self.path}.{name}.{self.leaves[leaf]}" for name in self.names]
-
-    def cut(self, place: int, whole: Tensor) -> Tensor:
-        """What the several have of a parameter of the one: that at `place`."""
-        part: Tensor = whole.split(self.sizes, -1 if self.turned else 0)[place]
-        return part.t() if self.turned and part.dim() == 2 else part
-
-    def join(self, parts: list[Tensor]) -> Tensor:
-        """The parameter of the one, from those of the several."""
-        turned = [part.t() if self.turned and part.dim() == 2 else part for part in parts]
-        return torch.cat(turned, -1 if self.turned else 0)
-
-
 def fused_layers(model: nn.Module) -> list[FusedLayer]:
     """The layers of a model for which several stand."""
-    return [
-        FusedLayer(path, module.names, module._sizes, module.fused, module._turned)
-        for path, module in model.named_modules()
-        if isinstance(module, Split)
-    ]
+    return [module.layer(path) for path, module in model.named_modules() if isinstance(module, Split)]
 
 
 def parts_of(layers: Iterable[FusedLayer]) -> dict[str, tuple[FusedLayer, str, int]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,11 +32,9 @@ from unisono.torch_internals.random_draws import draw_whole
 from .gradients import bits_of, local
 from .graph.containers import tensors_in
 from .loss_check import OF_RUNS, end_of_graph
+from .model_setup import ModelSetup
 from .sharded_parameters import ShardedParameters
 from .swap import FORWARDS, ParameterSwap
-
-if TYPE_CHECKING:
-    from .model_setup import ModelSetup
 
 STEPS = 3  # of a run, in which bits are compared
 Sums = dict[str, int]
@@ -134,9 +132,6 @@ class WrittenParameters:
     def written(self, forwards: int) -> tuple[bool, str]:
         """Whether ranks must compare what the forwards of this step have written, and why it is wrong; "": it
         is not.
-
-        Args:
-            forwards: how often the step has run the forward.
         """
         if self._copies is not None and (copies := self._copies.written()):
             return False, (
@@ -168,11 +163,7 @@ class WrittenParameters:
         return early
 
     def check_ranks(self, *, own_loop: bool = False) -> None:
-        """Compare what the data ranks have written. All ranks call this, once one of them has.
-
-        Raises:
-            RuntimeError: they differ.
-        """
+        """Compare what the data ranks have written. All ranks call this, once one of them has."""
         mesh = self._built.mesh
         if mesh.plan.copies == 1 or mesh.plan.expert > 1 or not self._replicas or not self._named:
             return
@@ -196,7 +187,6 @@ class WrittenParameters:
         return next((name for name, value in named if any(value is way for way in ways)), "")
 
     def _note(self, _module: Any, args: Any, named: Any, output: Any) -> None:
-        """A forward has ended."""
         if self._versions is not None and self._first is None:
             self._first = self._sums(self._suspects())
         if not self._stepping and torch.is_grad_enabled():

@@ -74,11 +74,6 @@ NAMES = {
         purpose="refuse compiled modules where parameters are swapped",
         without="a compiled module under swap= raises an error of torch.compile",
     ),
-    "dimensions": PrivateName(
-        "torch.nn:BatchNorm1d._check_input_dim",
-        purpose="refuse an input that a BatchNorm does not take (sync_batch_norm=True)",
-        without="such an input is normalised by its dimension 1",
-    ),
     "hooks before a step": PrivateName(
         "torch.optim:Optimizer._optimizer_step_pre_hooks",
         purpose="tell whether a step of an optimizer calls hooks: they get cut parameters, no parts",
@@ -217,12 +212,6 @@ def is_compiled(module: nn.Module) -> bool:
 def uncompile(module: Any) -> None:
     """Undo `Module.compile`."""
     module._compiled_call_impl = None
-
-
-def check_dimensions(norm: Any, x: Tensor) -> None:
-    """Raise ValueError for an input that a BatchNorm does not take."""
-    if find(NAMES["dimensions"]) is not None:
-        norm._check_input_dim(x)
 
 
 def module_at(model: nn.Module, path: str) -> nn.Module:

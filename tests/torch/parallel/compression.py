@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import unisono as un
 import unisono.parallel as up
-from inside_parallel import random_factor
+from inside_parallel import ARRAYS
+from unisono.codecs.low_rank import random_factor
 
 SHAPES = {"wide": (24, 70), "bias": (70,), "conv": (12, 5, 3, 3), "tall": (90, 8), "scalar": ()}
 CODECS = ("bf16", "fp16", "1-6-9", "int8", "int4", "fp8_e4m3", "fp8_e5m2")
@@ -87,7 +88,7 @@ class Reference:
     """PowerSGD of one matrix in one process, in f64: the matrices of all ranks are given."""
 
     def __init__(self, name: str, rows: int, columns: int, rank: int, size: int) -> None:
-        self.q = random_factor(name, columns, rank, seed=0, step=0).t().double()
+        self.q = random_factor(ARRAYS, name, columns, rank, seed=0, step=0).t().double()
         self.errors = [torch.zeros(rows, columns, dtype=torch.float64) for _ in range(size)]
 
     def step(self, matrices: list[Tensor]) -> Tensor:

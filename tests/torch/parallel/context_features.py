@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import unisono.parallel as up
-from inside_parallel import ContextGroup, PositionSpan, attention
+from inside_parallel import PositionSpan, TensorAxis, attention
 from parallel.contexts import Decoder, Encoder, OwnLoss, Recorded, batches, classes, mean, of_class
 from parallel.plain_training import alone, apart, begun, seeded
 from parallel.rows import Row
@@ -150,12 +150,12 @@ def check_dropout(folder: Path) -> None:
 
 def check_dropout_is_that_of_the_mask_it_draws(folder: Path) -> None:
     """With the same draws again, the gradient is the slope of the loss."""
-    ranks = ContextGroup(dist.new_group(), dist.get_rank(), dist.get_world_size())
-    span = PositionSpan(8, 0, 8, ranks.ranks)
+    ranks = TensorAxis(dist.new_group(), dist.get_rank(), dist.get_world_size())
+    span = PositionSpan(8, 0, 8, ranks.parts)
     how = attention.Attention(span, span, True, 0.5, 0.5, False, "up::attention")
     generator = torch.Generator().manual_seed(1)
     q, k, v, step = (torch.randn(1, 1, 8, 4, dtype=torch.float64, generator=generator) for _ in range(4))
-    mine = span.positions(ranks.rank)
+    mine = span.positions(ranks.place)
 
     def value(scale: float, at: int) -> Tensor:
         torch.manual_seed(3)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from inside_parallel import ContextGroup, PositionSpan, attention
+from inside_parallel import PositionSpan, TensorAxis, attention
 from parallel.models import token_loss as mean
 from parallel.plain_training import begun
 from parallel.rows import Row
@@ -137,7 +137,7 @@ def of_class(output: Any, targets: Tensor) -> Tensor:
 
 def check_attention_against_one_process(folder: Path) -> None:
     size, rank = dist.get_world_size(), dist.get_rank()
-    ranks = ContextGroup(dist.new_group(), rank, size)
+    ranks = TensorAxis(dist.new_group(), rank, size)
     generator = torch.Generator().manual_seed(1)
     full, rows = (2, 4, 21, 5), torch.arange(21)
     masks = {

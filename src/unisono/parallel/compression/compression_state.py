@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unisono import codecs
 
-if TYPE_CHECKING:
-    from .settings import Choice
+from .settings import Choice
 
 _F169 = codecs.f169
 _LARGEST = 1023 * 2.0**22  # of 1-6-9: the value of a larger error, instead of infinity
@@ -91,11 +89,7 @@ class CompressionState:
                 _F169.encode(cut, self.error)
 
     def check(self, key: str, value: Tensor) -> None:
-        """Look at a saved buffer.
-
-        Raises:
-            ValueError: it is of another shape or dtype than this one would be.
-        """
+        """Look at a saved buffer."""
         if key == "error":
             shape, dtype = self.shape, self.dtype
         else:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
+from unisono.codecs import Codec
+from unisono.codecs import low_rank as arithmetic
+from unisono.codecs.formats import FLOATS
 from unisono.torch_internals import version_names
 
-if TYPE_CHECKING:
-    from unisono.codecs import Codec
+from .compression_state import CompressionState
 
 Result = TypeVar("Result")
 Steps = Generator[list[Any], None, Result]
@@ -107,6 +109,79 @@ def concurrently(*parts: Steps[None]) -> Steps[None]:
                 live.remove(part)
         if works:
             yield works
+
+
+# ---- PowerSGD: the factors of all matrices of a bucket, sent in one vector for each round ----
+
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+class GradientMatrix(NamedTuple):
+    """A matrix in a bucket: its state, and its values [n, m], which become the result."""
+
+    held: CompressionState
+    values: Tensor
+
+
+class _TorchArrays:
+    """See `arithmetic.Arrays`."""
+
+    zeros_like = staticmethod(torch.zeros_like)
+    finite = staticmethod(finite)
+    where: Any = staticmethod(torch.where)
+    given = staticmethod(torch.from_numpy)
+
+    def qr(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        found, triangle = torch.linalg.qr(columns.double())
+        return found, triangle
+
+    def rows(self, columns: Tensor) -> Tensor:
+        # row by row: what is saved and loaded must be multiplied in the same way
+        return columns.t().float().contiguous()
+
+    def multiply(self, a: Tensor, b: Tensor, out: Tensor) -> None:
+        torch.mm(a, b, out=out)
+
+
+ARRAYS = _TorchArrays()
+
+
+def low_rank(
+    matrices: list[GradientMatrix],
+    codec: Codec | None,
+    group: dist.ProcessGroup,
+    *,
+    seed: int,
+    step: int,
+    warm: bool,
+) -> Steps[None]:
+    """Replace each matrix by the approximation of its mean, see `arithmetic.rounds`."""
+    largest = _LARGEST if codec is None else min(_LARGEST, FLOATS[codec.name].largest)
+    rounds = arithmetic.rounds(matrices, ARRAYS, seed=seed, step=step, warm=warm, largest=largest)
+    factors = next(rounds)
+    while factors:
+        means = yield from _averaged(factors, codec, group)
+        try:
+            factors = rounds.send(means)
+        except StopIteration:
+            return
+
+
+def _averaged(factors: list[Tensor], codec: Codec | None, group: dist.ProcessGroup) -> Steps[list[Tensor]]:
+    sizes = [factor.numel() for factor in factors]
+    flat = torch.cat([factor.reshape(-1) for factor in factors])
+    if codec is None:
+        yield from exact_mean(flat, group)
+    else:
+        padded = flat.new_zeros(length(flat.numel(), codec, group.size()))
+        padded[: flat.numel()] = flat
+        flat, _ = yield from coded_mean(padded, codec, group, feedback=False)
+    parts = flat[: sum(sizes)].split(sizes)
+    return [part.view(factor.shape) for part, factor in zip(parts, factors, strict=True)]
+
+
+# ---- generators that run ----
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,15 +19,21 @@ from torch import Tensor
 from unisono import codecs
 from unisono.codecs import Codec
 from unisono.parallel.gradients import local
+from unisono.parallel.mesh import PlanMesh
 
 from .compression_state import CompressionState
-from .exchange_queue import ExchangeQueue, Steps, coded_mean, concurrently, exact_mean, finite, length
-from .low_rank import GradientMatrix, low_rank
-
-if TYPE_CHECKING:
-    from unisono.parallel.mesh import PlanMesh
-
-    from .settings import Choice, CompressionSettings
+from .exchange_queue import (
+    ExchangeQueue,
+    GradientMatrix,
+    Steps,
+    coded_mean,
+    concurrently,
+    exact_mean,
+    finite,
+    length,
+    low_rank,
+)
+from .settings import Choice, CompressionSettings
 
 Pair = tuple[Tensor, Tensor]  # a parameter, and its gradient in a bucket
 _KEYS = ("error", "factor")
@@ -283,11 +289,7 @@ class CompressionCheckpoint:
         return found
 
     def wanted(self, described: Iterable[str]) -> list[str]:
-        """The tensors of a checkpoint that this rank reads.
-
-        Args:
-            described: the names of all its tensors.
-        """
+        """The tensors of a checkpoint that this rank reads."""
         errors: dict[str, dict[int, dict[int, str]]] = {}  # name -> stage -> row -> key
         factors: dict[str, dict[int, str]] = {}
         cut = 0

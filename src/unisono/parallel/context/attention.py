@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
@@ -25,13 +26,9 @@ from torch.nn import functional
 
 from unisono.parallel.costs.collectives import Link
 from unisono.parallel.generators import drawn_seed, seed_of
-from unisono.parallel.tensor_moves import exchanged
+from unisono.parallel.tensor_moves import TensorAxis, exchanged
 
-from .exchange import ContextGroup
 from .layout import PositionSpan
-
-__all__ = ["Attention", "attend", "heads_are_cheaper"]
-
 
 TILE = 512  # rows and columns of the scores that exist at a time
 
@@ -76,9 +73,7 @@ def heads_are_cheaper(shapes: Sequence[Sequence[int]], itemsize: int, ranks: int
     return exchanged <= 2 * (ranks - 1) * hop + ranks * back
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: ContextGroup
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: TensorAxis) -> Tensor:
     """What this rank's queries see of all keys.
 
     Shapes: q [..., heads, this rank's time, features]; k, v likewise, with fewer heads if these are grouped;
@@ -92,7 +87,8 @@ def attend(
         if q.dim() > 4 and mask.shape[:-3] != lead[:-1]:
             mask = mask.expand(*lead[:-1], *mask.shape[-3:])
         mask = _four(mask)
-    out = _ring(_four(q), _four(k), _four(v), mask, how, ranks)
+    seed = (drawn_seed() or 0) if how.dropout else 0
+    out: Tensor = _Ring.apply(_four(q), _four(k), _four(v), mask, how, ranks, seed)
     return out.reshape(*lead, *out.shape[-2:])
 
 
@@ -104,7 +100,7 @@ def _four(x: Tensor) -> Tensor:
 
 
 def _by_heads(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: ContextGroup
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: TensorAxis
 ) -> Tensor:
     assert how.keys is not None
 
@@ -115,22 +111,23 @@ def _by_heads(
     q = exchanged(q, *moves(how.queries))
     k, v = (exchanged(t, *moves(how.keys)) for t in (k, v))
     if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1:
-        mask = mask.chunk(ranks.ranks, -3)[ranks.rank]
+        mask = mask.chunk(ranks.parts, -3)[ranks.place]
     out = functional.scaled_dot_product_attention(
         q, k, v, mask, how.dropout, how.causal, scale=how.scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return exchanged(out, *reversed(moves(how.queries)))
 
 
-def _to_heads(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
+def _to_heads(x: Tensor, span: PositionSpan, ranks: TensorAxis, label: str) -> Tensor:
     """[rows, heads, this rank's time, features] -> [rows, heads / n, time, features]."""
     rows, heads, _, features = x.shape
-    count = heads // ranks.ranks
-    sent = torch.cat([part.flatten() for part in x.chunk(ranks.ranks, 1)])
-    sizes = [rows * count * span.count(rank) * features for rank in range(ranks.ranks)]
+    count = heads // ranks.parts
+    sent = torch.cat([part.flatten() for part in x.chunk(ranks.parts, 1)])
+    sizes = [rows * count * span.count(rank) * features for rank in range(ranks.parts)]
     came = x.new_empty(sum(sizes))
     with record_function(label):
-        ranks.exchange(came, sent, sizes, [x.numel() // ranks.ranks] * ranks.ranks)
+        given = [x.numel() // ranks.parts] * ranks.parts
+        dist.all_to_all_single(came, sent, sizes, given, group=ranks.group)
     made = x.new_empty(rows, count, span.size, features)
     for rank, part in enumerate(came.split(sizes)):
         here = part.view(rows, count, span.count(rank), features)
@@ -139,34 +136,23 @@ def _to_heads(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str) ->
     return made
 
 
-def _to_positions(x: Tensor, span: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
+def _to_positions(x: Tensor, span: PositionSpan, ranks: TensorAxis, label: str) -> Tensor:
     """[rows, heads / n, time, features] -> [rows, heads, this rank's time, features]."""
     rows, count, _, features = x.shape
     parts = [
         torch.cat([x[:, :, begin:end] for begin, end in span.runs(rank)] or [x[:, :, :0]], 2).flatten()
-        for rank in range(ranks.ranks)
+        for rank in range(ranks.parts)
     ]
-    mine = rows * count * span.count(ranks.rank) * features
-    came = x.new_empty(ranks.ranks * mine)
+    mine = rows * count * span.count(ranks.place) * features
+    came = x.new_empty(ranks.parts * mine)
     with record_function(label):
-        ranks.exchange(came, torch.cat(parts), [mine] * ranks.ranks, [part.numel() for part in parts])
-    every = came.view(ranks.ranks, rows, count, span.count(ranks.rank), features)
+        sizes = [mine] * ranks.parts, [part.numel() for part in parts]
+        dist.all_to_all_single(came, torch.cat(parts), *sizes, group=ranks.group)
+    every = came.view(ranks.parts, rows, count, span.count(ranks.place), features)
     return torch.cat(every.unbind(0), 1)
 
 
 # ---- as a ring ----
-
-
-def _ring(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: ContextGroup
-) -> Tensor:
-    """What this rank's queries see of all keys.
-
-    Shapes: q [rows, heads, this rank's time, features]; k, v with their heads; mask whole, with four dims.
-    """
-    seed = (drawn_seed() or 0) if how.dropout else 0
-    out: Tensor = _Ring.apply(q, k, v, mask, how, ranks, seed)
-    return out
 
 
 class _Tile(NamedTuple):
@@ -283,7 +269,7 @@ def _over(one: Tensor, other: Tensor) -> Tensor:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: ContextGroup,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: Attention, ranks: TensorAxis,
         seed: int,
     ) -> Tensor:  # fmt: skip
         part = _ScoreTiles(q, k, mask, how)
@@ -291,7 +277,7 @@ class _Ring(torch.autograd.Function):
         log_sum = torch.full(q.shape[:-1], -math.inf, dtype=part.kind, device=q.device)
         outs, sums = out.unflatten(1, (-1, part.groups)), log_sum.unflatten(1, (-1, part.groups))
         for owner, keys, values in _travel(k, v, how, ranks):
-            for tile in _tiles(how, ranks.rank, owner, keys.shape[2]):
+            for tile in _tiles(how, ranks.place, owner, keys.shape[2]):
                 scores = part.scores(part.grouped(q, tile.rows), part.tile(keys, tile.columns), tile)
                 before = sums[..., tile.rows]
                 after = torch.logaddexp(before, scores.logsumexp(-1))
@@ -324,7 +310,7 @@ class _Ring(torch.autograd.Function):
         home = _GradientsOfKeys(k, v, part.kind, how, ranks)
         for owner, keys, values in _travel(k, v, how, ranks):
             grad_k, grad_v = home.of(owner)
-            for tile in _tiles(how, ranks.rank, owner, keys.shape[2]):
+            for tile in _tiles(how, ranks.place, owner, keys.shape[2]):
                 rows, columns = tile.rows, tile.columns
                 queries, here = part.grouped(q, rows), part.grouped(grad, rows)
                 key, value = part.tile(keys, columns), part.tile(values, columns)
@@ -349,18 +335,16 @@ class _Ring(torch.autograd.Function):
         return *found, None if grad_mask is None else grad_mask.to(mask.dtype), None, None, None
 
 
-def _travel(
-    k: Tensor, v: Tensor, how: Attention, ranks: ContextGroup
-) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _travel(k: Tensor, v: Tensor, how: Attention, ranks: TensorAxis) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield (owner, keys, values) of every rank; the next ones travel while these are used."""
     if how.keys is None:
-        yield ranks.rank, k, v
+        yield ranks.place, k, v
         return
-    for step in range(ranks.ranks):
-        owner = (ranks.rank - step) % ranks.ranks
+    for step in range(ranks.parts):
+        owner = (ranks.place - step) % ranks.parts
         hop = None
-        if step + 1 < ranks.ranks:
-            count = how.keys.count((owner - 1) % ranks.ranks)
+        if step + 1 < ranks.parts:
+            count = how.keys.count((owner - 1) % ranks.parts)
             hop = _RingExchange([k, v], count, ranks, how.label)
         yield owner, k, v
         if hop is not None:
@@ -370,7 +354,7 @@ def _travel(
 class _GradientsOfKeys:
     """Gradients of keys and values: they follow their owners' keys around the ring, one hop more."""
 
-    def __init__(self, k: Tensor, v: Tensor, kind: torch.dtype, how: Attention, ranks: ContextGroup) -> None:
+    def __init__(self, k: Tensor, v: Tensor, kind: torch.dtype, how: Attention, ranks: TensorAxis) -> None:
         self._how, self._ranks = how, ranks
         self._held = [torch.zeros(t.shape, dtype=kind, device=t.device) for t in (k, v)]
         self._hop: _RingExchange | None = None
@@ -384,26 +368,31 @@ class _GradientsOfKeys:
     def done(self, owner: int) -> None:
         """Send them on."""
         if self._how.keys is not None:
-            count = self._how.keys.count((owner - 1) % self._ranks.ranks)
+            count = self._how.keys.count((owner - 1) % self._ranks.parts)
             self._hop = _RingExchange(self._held, count, self._ranks, self._how.label)
 
     def finish(self) -> list[Tensor]:
         """Those of this rank's keys and values."""
-        return self.of(self._ranks.rank)
+        return self.of(self._ranks.place)
 
 
 class _RingExchange:
     """One message to the next rank of the ring, and one from the rank before."""
 
-    def __init__(self, tensors: list[Tensor], count: int, ranks: ContextGroup, label: str) -> None:
+    def __init__(self, tensors: list[Tensor], count: int, ranks: TensorAxis, label: str) -> None:
         self._shapes = [(*t.shape[:2], count, t.shape[3]) for t in tensors]
         self._sent = torch.cat([t.flatten() for t in tensors])
         self._came = self._sent.new_empty(sum(math.prod(shape) for shape in self._shapes))
-        if ranks.ranks == 1:
+        if ranks.parts == 1:
             self._came, self._works = self._sent, []
             return
+        after, before = (
+            dist.get_global_rank(ranks.group, (ranks.place + step) % ranks.parts) for step in (1, -1)
+        )
+        sent = dist.P2POp(dist.isend, self._sent, after, ranks.group)
         with record_function(label):
-            self._works = ranks.hop(self._came, self._sent)
+            came = dist.P2POp(dist.irecv, self._came, before, ranks.group)
+            self._works = dist.batch_isend_irecv([sent, came])
 
     def received(self) -> list[Tensor]:
         """Wait; return what came."""

@@ -6,7 +6,6 @@ import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -15,11 +14,10 @@ from unisono.errors import UnfitError
 from unisono.parallel.costs.collectives import Link
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.program import Graph, Node, Ref, writes_of
+from unisono.parallel.tensor_moves import TensorAxis, move
 
-from .exchange import ContextGroup, gathered, total
-from .layout import LayoutError, SequenceDim, local_shape
-
-__all__ = ["ContextError", "RuleCall", "label_of", "refusal", "warn_of"]
+from .exchange import gathered
+from .layout import LayoutError, SequenceDim
 
 Run = Callable[..., Any]
 
@@ -42,7 +40,7 @@ class RuleCall:
     graph: Graph
     node: Node
     places: dict[int, SequenceDim]
-    ranks: ContextGroup
+    ranks: TensorAxis
     link: Link
     written: set[int]
     whole: bool = False
@@ -61,7 +59,8 @@ class RuleCall:
 
     def total(self) -> Callable[[Tensor], Tensor]:
         """What sums a value over the ranks."""
-        return partial(total, ranks=self.ranks, label=self.label())
+        ranks, label = self.ranks, self.label()
+        return lambda value: move(value, "total", 0, ranks, label)
 
     def given(self, at: int, name: str, default: Any = None) -> Any:
         """An argument by place or name."""
@@ -126,11 +125,6 @@ class RuleCall:
             raise LayoutError(f"a dimension of {size} meets a sequence of {place.span.size} positions")
         if self.place(ref) != place:
             self.wants[ref.value] = place
-
-    def size_run(self, place: SequenceDim, at: int = 1) -> None:
-        """Run the operator with the sizes of this rank's output in place of argument `at`."""
-        sizes, op = local_shape(self.out(), place, self.ranks.rank), self.node.op
-        self.run = lambda *args, **named: op(*args[:at], sizes, *args[at + 1 :], **named)
 
 
 def label_of(what: str, graph: Graph, node: Node) -> str:

@@ -11,38 +11,36 @@ from __future__ import annotations
 import functools
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from unisono.parallel import tensor_moves
+from unisono.parallel.graph.capture import Recorder, Shapes
+from unisono.parallel.graph.cut import Cut, ModuleMove
+from unisono.parallel.graph.executor import RunningModel
 from unisono.parallel.graph.local_model import narrow_
 from unisono.parallel.graph.noted_call import NotedOp, noted_call
 from unisono.parallel.tensor_moves import TensorAxis
-from unisono.parallel.tensor_parallel import LocalForward, leaves_of, part_of, run_locally, share
-
-if TYPE_CHECKING:
-    from unisono.parallel.graph.capture import Recorder, Shapes
-    from unisono.parallel.graph.cut import Cut, ModuleMove
-    from unisono.parallel.graph.executor import RunningModel
-
-__all__ = ["CutParts"]
+from unisono.parallel.tensor_parallel import LocalForward, part_of, run_locally, share
 
 
 class CutParts:
-    """This rank's parts of what a cut shares.
-
-    Args:
-        cut: of the model.
-        axis: its tensor axis.
-    """
+    """This rank's parts of what a cut shares."""
 
     def __init__(self, cut: Cut, axis: TensorAxis) -> None:
         self.cut, self.axis = cut, axis
 
-    def prepare(self, shapes: Shapes) -> _RecordedCut:
-        """Cut a copy without values."""
-        return _RecordedCut(shapes, self)
+    def prepare(self, shapes: Shapes) -> NotedRegion:
+        """Cut a copy without values; return what has to know the recorder of a run."""
+        region: Any = NotedRegion()
+        narrow_(shapes, self.cut)
+
+        def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
+            _RecordedForward(path, module, dims, self.cut, self.axis, region)
+
+        run_locally(shapes.model, self.cut, make)
+        return region  # type: ignore[no-any-return]
 
     def of(self, model: RunningModel) -> RunningModel:
         """The model with this rank's parts of its parameters and buffers."""
@@ -54,60 +52,29 @@ class CutParts:
         return SimpleNamespace(module=model.module, held=held)
 
 
-class _RecordedCut:
-    """A cut copy of a model, whose moves and regions a recorder notes."""
+class NotedRegion:
+    """Stands for the RngRegion of a model: the program says where ranks draw other numbers."""
 
-    def __init__(self, shapes: Shapes, parts: CutParts) -> None:
-        self._recorder: Recorder | None = None
-        self._open = False
-        model, cut = shapes.model, parts.cut
-        leaves = leaves_of(model, cut)
-        narrow_(shapes, cut)
-
-        def make(path: str, module: nn.Module, dims: dict[str, int]) -> None:
-            _RecordedForward(path, module, dims, cut, parts.axis, self)
-
-        run_locally(model, cut, leaves, make)
-
-    def begin(self, recorder: Recorder) -> None:
+    def follow(self, recorder: Recorder) -> None:
         """Note the next run in `recorder`."""
-        self._recorder, self._open = recorder, False
+        self._graph, self._open = recorder.graph, False
 
-    # ---- as RngRegion, for LocalForward: a region in which ranks draw other numbers ----
-
-    def begin_region(self) -> bool:
+    def begin(self) -> bool:
         """A region begins; within one nothing happens, and False returns."""
-        assert self._recorder is not None
         if self._open:
             return False
         self._open = True
-        self._recorder.graph.apart.append((len(self._recorder.graph.nodes), sys.maxsize))
+        self._graph.apart.append((len(self._graph.nodes), sys.maxsize))
         return True
 
-    def end_region(self) -> None:
-        """It ends."""
-        assert self._recorder is not None
+    def end(self) -> None:
+        """The region ends, if there is one."""
         if self._open:
-            graph = self._recorder.graph
-            graph.apart[-1] = graph.apart[-1][0], len(graph.nodes)
+            self._graph.apart[-1] = self._graph.apart[-1][0], len(self._graph.nodes)
         self._open = False
 
 
 class _RecordedForward(LocalForward):
-    """The forward of a module of the copy."""
-
-    def __init__(
-        self,
-        path: str,
-        module: nn.Module,
-        dims: dict[str, int],
-        cut: Cut,
-        axis: TensorAxis,
-        recorded: _RecordedCut,
-    ) -> None:
-        region: Any = SimpleNamespace(begin=recorded.begin_region, end=recorded.end_region)
-        super().__init__(path, module, dims, cut, axis, region)
-
     def _part(self, leaf: str, _dim: int) -> Tensor:
         value: Any = self._module._parameters.get(leaf)
         found: Tensor = self._module._buffers[leaf] if value is None else value

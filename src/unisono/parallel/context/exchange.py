@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,50 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from unisono.parallel.tensor_moves import exchanged
+from unisono.parallel import tensor_moves
+from unisono.parallel.tensor_moves import TensorAxis, exchanged
 
 from .layout import PositionSpan, SequenceDim
-
-__all__ = ["ContextGroup", "gathered", "move", "take", "total", "whole"]
-
-
-@dataclass(frozen=True)
-class ContextGroup:
-    """The ranks that share a sequence. `rank`: this one's index."""
-
-    group: Any
-    rank: int
-    ranks: int
-
-    def sum_(self, value: Tensor) -> None:
-        """Sum a tensor over the ranks, in place."""
-        dist.all_reduce(value, group=self.group)
-
-    def gather(self, every: list[Tensor], mine: Tensor) -> None:
-        """Gather the tensors of all ranks, which have one shape."""
-        dist.all_gather(every, mine, group=self.group)
-
-    def exchange(self, came: Tensor, sent: Tensor, gets: list[int], gives: list[int]) -> None:
-        """Give each rank its numbers, and get those of each. Both tensors are flat, in the order of ranks."""
-        dist.all_to_all_single(came, sent, gets, gives, group=self.group)
-
-    def hop(self, came: Tensor, sent: Tensor) -> list[Any]:
-        """Begin to send to the next rank, and to receive from the one before."""
-        after, before = (
-            dist.get_global_rank(self.group, (self.rank + step) % self.ranks) for step in (1, -1)
-        )
-        return dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, sent, after, self.group),
-                dist.P2POp(dist.irecv, came, before, self.group),
-            ]
-        )
-
-
-def total(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
-    """The sum of a value over the ranks."""
-    run = partial(_sum, ranks=ranks, label=label)
-    return exchanged(value, run, run)
 
 
 def take(value: Tensor, place: SequenceDim, rank: int) -> Tensor:
@@ -78,14 +37,10 @@ def move(
     shape: Sequence[int],
     place: SequenceDim,
     span: PositionSpan,
-    ranks: ContextGroup,
+    ranks: TensorAxis,
     label: str,
 ) -> Tensor:
-    """Exchange rows: the parts of `place.span` become those of `span`, which has as many positions.
-
-    Args:
-        shape: of the whole value.
-    """
+    """Exchange rows: the parts of `place.span` become those of `span`, which has as many positions."""
     run, back = (
         partial(_rows, came=came, goes=goes, ranks=ranks, label=label)
         for came, goes in ((place.span, span), (span, place.span))
@@ -95,34 +50,26 @@ def move(
 
 
 def gathered(
-    value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str
+    value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: TensorAxis, label: str
 ) -> Tensor:
-    """All positions of a value, on every rank. Its gradient is the sum of what the ranks do with them.
-
-    Args:
-        shape: of the whole value.
-    """
+    """All positions of a value, on every rank. Its gradient is the sum of what the ranks do with them."""
 
     def back(grad: Tensor) -> Tensor:
-        return take(_sum(grad, ranks, label), place, ranks.rank)
+        return take(tensor_moves.move(grad, "sum", 0, ranks, label), place, ranks.place)
 
     return exchanged(value, partial(whole, shape=shape, place=place, ranks=ranks, label=label), back)
 
 
 @torch.no_grad()
-def whole(value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: ContextGroup, label: str) -> Tensor:
-    """All positions of a value, on every rank. It has no gradient.
-
-    Args:
-        shape: of the whole value.
-    """
+def whole(value: Tensor, shape: Sequence[int], place: SequenceDim, ranks: TensorAxis, label: str) -> Tensor:
+    """All positions of a value, on every rank. It has no gradient."""
     span, mine = place.span, _rows_first(value, shape, place)
-    most = max(span.count(rank) for rank in range(ranks.ranks))
+    most = max(span.count(rank) for rank in range(ranks.parts))
     padded = mine.new_zeros(most, *mine.shape[1:])
     padded[: len(mine)] = mine
-    every = [torch.empty_like(padded) for _ in range(ranks.ranks)]
+    every = [torch.empty_like(padded) for _ in range(ranks.parts)]
     with record_function(label):
-        ranks.gather(every, padded)
+        dist.all_gather(every, padded, group=ranks.group)
     made = mine.new_empty(span.size, *mine.shape[1:])
     for rank, part in enumerate(every):
         made[span.positions(rank)] = part[: span.count(rank)]
@@ -136,23 +83,15 @@ def _rows_first(value: Tensor, shape: Sequence[int], place: SequenceDim) -> Tens
     return first
 
 
-def _sum(value: Tensor, ranks: ContextGroup, label: str) -> Tensor:
-    made = value.clone(memory_format=torch.contiguous_format)
-    with record_function(label):
-        ranks.sum_(made)
-    return made
-
-
-def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: ContextGroup, label: str) -> Tensor:
-    gives, given, gets, got = _routes(came, goes, ranks.rank)
+def _rows(value: Tensor, came: PositionSpan, goes: PositionSpan, ranks: TensorAxis, label: str) -> Tensor:
+    gives, given, gets, got = _routes(came, goes, ranks.place)
     give, get = torch.from_numpy(gives), torch.from_numpy(gets)
     row = math.prod(value.shape[1:])
     sent = value[give].contiguous()
     received = value.new_empty(len(get), *value.shape[1:])
     with record_function(label):
-        ranks.exchange(
-            received.view(-1), sent.view(-1), [count * row for count in got], [count * row for count in given]
-        )
+        sizes = [count * row for count in got], [count * row for count in given]
+        dist.all_to_all_single(received.view(-1), sent.view(-1), *sizes, group=ranks.group)
     made = torch.empty_like(received)
     made[get] = received
     return made

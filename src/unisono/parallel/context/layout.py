@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-__all__ = ["LayoutError", "PositionSpan", "SequenceDim", "local_shape", "viewed"]
-
 
 class LayoutError(Exception):
     """The text says why a cut sequence cannot stay cut."""
@@ -104,11 +102,7 @@ def local_shape(shape: Sequence[int], place: SequenceDim | None, rank: int) -> l
 
 
 def viewed(shape: Sequence[int], place: SequenceDim, goal: Sequence[int]) -> SequenceDim:
-    """The place after a view to shape `goal`.
-
-    Raises:
-        LayoutError: the view splits the sequence.
-    """
+    """The place after a view to shape `goal`."""
     before, size = math.prod(shape[: place.dim]) * place.outer, place.span.size
     for dim, (prefix, length) in enumerate(
         zip(itertools.accumulate([1, *goal], lambda a, b: a * b), goal, strict=False)

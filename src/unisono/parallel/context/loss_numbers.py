@@ -25,8 +25,6 @@ from unisono.torch_internals.fake import OperatorMode, fake_mode, is_fake, memor
 
 from .call import ContextError
 
-__all__ = ["LossNumbers"]
-
 NUMBERS: Any = (bool, int, float, complex, str)
 
 
@@ -107,11 +105,7 @@ class LossNumbers:
             )
 
     def read(self, loss: Callable[[Any, Any], Any]) -> int:
-        """Run the loss; return a number that differs where it reads other ones, 0 before the first recording.
-
-        Raises:
-            ContextError: it does not run again.
-        """
+        """Run the loss; return a number that differs where it reads others; 0: nothing is recorded yet."""
         self.last = 0 if self._given is None or _reads_nothing(loss) else self._read(loss)
         return self.last
 

@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,23 +36,16 @@ from unisono.parallel.graph.executor import (
     unit,
 )
 from unisono.parallel.graph.noted_call import EXPERT_LIST
-from unisono.parallel.graph.program import HOOKS, Ref, refs, replayed, writes_of, written_in
+from unisono.parallel.graph.program import HOOKS, Graph, Node, Ref, refs, replayed, writes_of, written_in
 from unisono.parallel.graph.rules import DRAWS, slice_of
-from unisono.parallel.graph.stage_program import Stage, StageProgram
+from unisono.parallel.graph.stage_program import Stage, StageProgram, StageStart
+from unisono.parallel.tensor_moves import TensorAxis
 
 from .call import ContextError, RuleCall, label_of, refusal, warn_of
+from .cut_parts import CutParts
 from .exchange import gathered, move, take, whole
 from .layout import LayoutError, PositionSpan, SequenceDim, local_shape
 from .rules import ATTENTION, WholeMemory, on_all, run_rule
-
-if TYPE_CHECKING:
-    from unisono.parallel.graph.program import Graph, Node
-    from unisono.parallel.graph.stage_program import StageStart
-
-    from .cut_parts import CutParts
-    from .exchange import ContextGroup
-
-__all__ = ["ContextProgram"]
 
 STATE = ("parameter", "buffer")
 NEW = {  # operators that make memory -> the place of its sizes among their arguments
@@ -92,7 +85,7 @@ class ProgramStep:
     @property
     def made(self) -> list[int]:
         """The values that are there afterwards."""
-        return [n for n in self.node.outputs if n is not None] + [part for _, part, _ in self.parts]
+        return self.node.made + [part for _, part, _ in self.parts]
 
 
 class ContextAxis:
@@ -106,7 +99,7 @@ class ContextAxis:
         units: modules (paths) that are called, since they are wrapped. See `follow`.
     """
 
-    def __init__(self, ranks: ContextGroup, device: str) -> None:
+    def __init__(self, ranks: TensorAxis, device: str) -> None:
         self.ranks, self.device, self.link = ranks, device, Link()
         self.parts: CutParts | None = None
         self.units: frozenset[str] = frozenset()
@@ -187,8 +180,8 @@ class ContextProgram(StageProgram):
             )
         super().__init__(graph, model, starts, operators=True)
         run = {item.first for stage in self.stages for item in stage.items}
-        if self._ranks.rank == 0:
-            warn_of(graph, [node for node in self._on_all if node.number in run], self._ranks.ranks)
+        if self._ranks.place == 0:
+            warn_of(graph, [node for node in self._on_all if node.number in run], self._ranks.parts)
         self._parts = [] if starts else self._take_once([self._proved[number] for number in sorted(run)])
         if loss and any(ref.value in self.places for ref in tensors_in(graph.result, Ref)):
             raise ContextError(
@@ -200,7 +193,7 @@ class ContextProgram(StageProgram):
     # ---- proof ----
 
     def _refuse(self, node: Node, why: str) -> ContextError:
-        return refusal(self.graph, node, why, self._ranks.ranks)
+        return refusal(self.graph, node, why, self._ranks.parts)
 
     def _check(self) -> None:
         """Refuse what a replay of the operators would lose."""
@@ -218,7 +211,7 @@ class ContextProgram(StageProgram):
         if any(call.function in HOOKS for call in graph.calls):
             raise ContextError(
                 f"{graph.model} registers a hook on a tensor while it runs, which context="
-                f"{self._ranks.ranks} would lose: its program runs operator by operator. Leave out context="
+                f"{self._ranks.parts} would lose: its program runs operator by operator. Leave out context="
             )
         for name, number in graph.rebound.items():
             raise self._refuse(graph.nodes[graph.values[number].node], f'it replaces the buffer "{name}"')
@@ -240,7 +233,7 @@ class ContextProgram(StageProgram):
                 self._filled[found.value] = found.place
 
     def _begin(self, sequences: int) -> None:
-        ranks = self._ranks.ranks
+        ranks = self._ranks.parts
         self.places: dict[int, SequenceDim] = {}
         self._on_all: list[Node] = []  # what runs on all positions
         # values that every rank has, and that have an input's sequence
@@ -272,19 +265,19 @@ class ContextProgram(StageProgram):
         (number,) = node.outputs
         assert number is not None
         self.places[number] = place
-        sizes, at = local_shape(self.graph.values[number].shape, place, self._ranks.rank), NEW[node.name]
+        sizes, at = local_shape(self.graph.values[number].shape, place, self._ranks.place), NEW[node.name]
         op = node.op
         return ProgramStep(node, run=lambda *args, **named: op(*args[:at], sizes, *args[at + 1 :], **named))
 
     def _step(self, node: Node) -> ProgramStep:
         if node.outputs and node.outputs[0] in self._filled:
             return self._fill(node, self._filled[node.outputs[0]])
-        given = {ref.value for ref in refs((node.args, node.named))}
+        given = {*node.taken}
         cut = {number: self.places[number] for number in given if number in self.places}
         marked = {number: self._whole[number] for number in given if number in self._whole}
         trained = bool(given & self._trained)
         begins = not cut and bool(marked) and trained
-        made = [number for number in node.outputs if number is not None]
+        made = node.made
         if not cut and not begins:
             if trained:
                 self._trained.update(made)
@@ -350,11 +343,11 @@ class ContextProgram(StageProgram):
 
     def _check_length(self, node: Node, marked: dict[int, SequenceDim]) -> None:
         for place in marked.values():
-            if place.span.length < 2 * self._ranks.ranks:
+            if place.span.length < 2 * self._ranks.parts:
                 raise self._refuse(
                     node,
-                    f"its sequence has {place.span.length} positions, and {self._ranks.ranks} ranks take "
-                    f"{2 * self._ranks.ranks} parts",
+                    f"its sequence has {place.span.length} positions, and {self._ranks.parts} ranks take "
+                    f"{2 * self._ranks.parts} parts",
                 )
 
     # ---- steps ----
@@ -450,15 +443,15 @@ class ContextProgram(StageProgram):
     def _placed(self, number: int, value: Tensor, place: SequenceDim, node: Node) -> Tensor:
         known, ranks = self.places.get(number), self._ranks
         if known is None:
-            return take(value, place, ranks.rank)
+            return take(value, place, ranks.place)
         shape, label = self.graph.values[number].shape, label_of("positions", self.graph, node)
         if (known.dim, known.outer, known.span.size) != (place.dim, place.outer, place.span.size):
-            return take(gathered(value, shape, known, ranks, label), place, ranks.rank)
+            return take(gathered(value, shape, known, ranks, label), place, ranks.place)
         return move(value, shape, known, place.span, ranks, label)
 
     def _seeded(self, step: ProgramStep, values: Values) -> AbstractContextManager[None]:
         """Seed what an operator draws, where the generators are not already those of this rank."""
-        where: list[int | str] = [] if step.draws else [self._ranks.rank]
+        where: list[int | str] = [] if step.draws else [self._ranks.place]
         if step.apart and self._axis.parts is not None:
             where += ["tensor", self._axis.parts.axis.place]
         return self._axis.drawing(values.seed, step.node.number, *where)
@@ -466,7 +459,7 @@ class ContextProgram(StageProgram):
     def _take(self, parts: Sequence[tuple[int, int, SequenceDim]], values: Values) -> None:
         """Take this rank's parts of whole values."""
         for number, part, place in parts:
-            values[part] = take(values[number], place, self._ranks.rank)
+            values[part] = take(values[number], place, self._ranks.place)
 
     # ---- runs ----
 
@@ -476,7 +469,7 @@ class ContextProgram(StageProgram):
         """
         seed = drawn_seed()
         given = [*tensors_in((inputs, targets) if self.ends_with_loss else inputs)]
-        with self._axis.drawing(seed, self._ranks.rank):
+        with self._axis.drawing(seed, self._ranks.place):
             if len(self.stages) > 1:
 
                 def run(here: Any, came: Sequence[Tensor], _inputs: Any) -> Any:

@@ -30,8 +30,6 @@ from .call import RuleCall
 from .exchange import take
 from .layout import LayoutError, PositionSpan, SequenceDim, local_shape, viewed
 
-__all__ = ["ATTENTION", "WholeMemory", "on_all", "run_rule"]
-
 ATTENTION = "unisono.attention"
 
 Rule = Callable[[RuleCall], "list[SequenceDim | None] | None"]
@@ -48,11 +46,7 @@ class WholeMemory(LayoutError):
 
 
 def run_rule(call: RuleCall) -> list[SequenceDim | None]:
-    """The places of the outputs. All inputs that are not in `call.places` are whole.
-
-    Raises:
-        LayoutError: the operator cannot run on the positions of one rank.
-    """
+    """The places of the outputs. All inputs that are not in `call.places` are whole."""
     node = call.node
     rule = RULES.get(node.name)
     found = None if rule is None else rule(call)
@@ -112,10 +106,6 @@ def _by_index(call: RuleCall) -> list[SequenceDim | None]:
     return found
 
 
-def _like_new(_call: RuleCall) -> list[SequenceDim | None]:
-    return [None]
-
-
 def _created(call: RuleCall) -> list[SequenceDim | None] | None:
     """Memory whose positions are written one by one is whole on every rank."""
     place, number, sizes = call.cut(call.args[0]), call.node.outputs[0], call.out()
@@ -143,7 +133,7 @@ def _view(call: RuleCall) -> list[SequenceDim | None]:
     if call.node.name == "aten.view" and not isinstance(call.args[1], (list, tuple)):
         raise LayoutError("it reads the bytes as another type")
     place = viewed(call.shape(came), call.cut(came), call.out())
-    sizes = local_shape(call.out(), place, call.ranks.rank)
+    sizes = local_shape(call.out(), place, call.ranks.place)
     written = call.graph.values[came.value].storage in call.written
     call.run = lambda tensor, *_args, **_named: tensor.view(sizes) if written else tensor.reshape(sizes)
     return [place]
@@ -159,17 +149,14 @@ def _complex_view(call: RuleCall) -> list[SequenceDim | None]:
 def _expand(call: RuleCall) -> list[SequenceDim | None]:
     (place,) = _by_index(call)
     assert place is not None
-    call.size_run(place)
+    sizes, op = local_shape(call.out(), place, call.ranks.place), call.node.op
+    call.run = lambda tensor, _sizes, *args, **named: op(tensor, sizes, *args, **named)
     return [place]
-
-
-def _dim(call: RuleCall, at: int, name: str = "dim", default: int = 0, more: int = 0) -> int:
-    return int(call.given(at, name, default) % (len(call.shape(call.args[0])) + more))
 
 
 def _select(call: RuleCall) -> list[SequenceDim | None] | None:
     came = call.args[0]
-    place, dim = call.cut(came), _dim(call, 1)
+    place, dim = call.cut(came), int(call.given(1, "dim", 0) % len(call.shape(came)))
     if dim != place.dim:
         return None
     if call.written_later(came):
@@ -179,7 +166,7 @@ def _select(call: RuleCall) -> list[SequenceDim | None] | None:
     position += place.span.size * (position < 0)
     owner = place.span.owner(position)
     at = place.span.positions(owner).index(position)
-    total, here = call.total(), call.ranks.rank == owner
+    total, here = call.total(), call.ranks.place == owner
 
     def run(tensor: Tensor, *_args: Any, **_named: Any) -> Tensor:
         mine = tensor.select(dim, at) if here else tensor.narrow(dim, 0, 0).sum(dim)
@@ -207,7 +194,7 @@ def _slice(call: RuleCall) -> list[SequenceDim | None] | None:
     _only_sequence(call, came, place)
     if stride != 1 or end <= begin:
         raise LayoutError("it takes every other position, or none")
-    held = place.span.positions(call.ranks.rank)
+    held = place.span.positions(call.ranks.place)
     first, last = (sum(position < bound for position in held) for bound in (begin, end))
     call.run = lambda tensor, *_args, **_named: tensor.narrow(dim, first, last - first)
     return [SequenceDim(dim, 1, place.span.part(begin, end))]
@@ -229,7 +216,7 @@ def _joined(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
     bounds = [0, *itertools.accumulate(sizes)]
     front = bounds[cut[0]]
     span = place.span.part(-front, bounds[-1] - front)
-    mine = span.positions(call.ranks.rank)
+    mine = span.positions(call.ranks.place)
     picks = [[at - begin for at in mine if begin <= at < end] for begin, end in itertools.pairwise(bounds)]
 
     def run(tensors: Sequence[Tensor], *_args: Any, **_named: Any) -> Tensor:
@@ -256,7 +243,7 @@ def _padded(call: RuleCall) -> list[SequenceDim | None] | None:
     size, span = place.span.size, place.span.part(-front, place.span.size + back)
     if span.size < 1:
         raise LayoutError("it takes all positions off the sequence")
-    had, made = (each.positions(call.ranks.rank) for each in (place.span, span))
+    had, made = (each.positions(call.ranks.place) for each in (place.span, span))
     pads[at] = _count(made, 0, front) - _count(had, 0, -front)  # padding, or positions off
     pads[at + 1] = _count(made, front + size, span.size) - _count(had, size + back, size)
     op = call.node.op
@@ -395,7 +382,7 @@ def _listed(call: RuleCall) -> list[SequenceDim | None]:
     place = call.place(first)
     if place is None:
         raise LayoutError("its first value is whole, and others are cut")
-    complete, rank = call.complete([*refs(given[:2])]), call.ranks.rank
+    complete, rank = call.complete([*refs(given[:2])]), call.ranks.place
 
     def run(module: Any, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Tensor:
         args, named = complete((args, named))
@@ -438,7 +425,7 @@ def _attention(call: RuleCall) -> list[SequenceDim | None]:
         raise LayoutError("the sequence is not its last dimension but one")
     scale = named["scale"] if named["scale"] is not None else shapes[0][-1] ** -0.5
     kind = call.graph.values[q.value].dtype
-    heads = keys is not None and heads_are_cheaper(shapes, kind.itemsize, call.ranks.ranks, call.link)
+    heads = keys is not None and heads_are_cheaper(shapes, kind.itemsize, call.ranks.parts, call.link)
     how = Attention(
         place.span,
         None if keys is None else keys.span,
@@ -507,8 +494,8 @@ def on_all(call: RuleCall, found: list[SequenceDim | None]) -> list[SequenceDim 
     given = [*refs((call.args, call.node.named))]
     if any(call.place(ref) is not None and call.written_later(ref) for ref in given):
         raise LayoutError("it takes a copy of memory that is written later, or through it")
-    complete = _same if call.whole else call.complete(given)
-    op, rank = replayed(call.node, call.graph, call.written), call.ranks.rank
+    complete: Any = (lambda given: given) if call.whole else call.complete(given)
+    op, rank = replayed(call.node, call.graph, call.written), call.ranks.place
 
     def kept(value: Tensor, at: SequenceDim | None) -> Tensor:
         return value if at is None else take(value, at, rank)
@@ -524,10 +511,6 @@ def on_all(call: RuleCall, found: list[SequenceDim | None]) -> list[SequenceDim 
     return found
 
 
-def _same(arguments: Any) -> Any:
-    return arguments
-
-
 def _slid(call: RuleCall, place: SequenceDim) -> SequenceDim | None:
     """Where the positions are after a kernel has slid over them; None: there are too few to be cut."""
     _, weight, _, stride, padding, dilation, transposed, *_ = call.args
@@ -539,7 +522,7 @@ def _slid(call: RuleCall, place: SequenceDim) -> SequenceDim | None:
     if not transposed and _of(stride, at) == 1:
         last = _of(dilation, at) * (call.shape(weight)[place.dim] - 1) - _of(padding, at)
         return SequenceDim(place.dim, 1, place.span.part(last, last + goes))
-    ranks = call.ranks.ranks
+    ranks = call.ranks.parts
     return SequenceDim(place.dim, 1, PositionSpan(goes, 0, goes, ranks)) if goes >= 2 * ranks else None
 
 
@@ -561,18 +544,14 @@ def product(call: RuleCall) -> list[SequenceDim | None]:
     if either is None:  # only the term is cut
         raise LayoutError("it adds a value that is cut to one that is not")
     if any(place is not None and place.dim < rows for place in (first, second)):
-        return _in_batches(call, either)
+        call.want(one, either)
+        call.want(other, either)
+        return _placed(call, either, None)
     if first is not None and first.dim == rows:
         return _placed(call, first, None if second is None else -1)
     if second is not None and second.dim == columns:
         return _placed(call, second, None if first is None else -2)
     return _summed(call, either.at(columns))
-
-
-def _in_batches(call: RuleCall, place: SequenceDim) -> list[SequenceDim | None]:
-    for ref in call.args[-2:]:
-        call.want(ref, place)
-    return _placed(call, place, None)
 
 
 def _placed(call: RuleCall, place: SequenceDim, gathers: int | None) -> list[SequenceDim | None]:
@@ -620,7 +599,7 @@ def _term(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_empty_strided"),
-        _like_new,
+        lambda _: [None],
     ),
     **dict.fromkeys(("aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like"), _created),
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from unisono.parallel.batches import END, RankBatches, cut_rows, rows_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from unisono.parallel.mesh import PlanMesh
-
-__all__ = ["DrawnOrder", "ElasticBatches"]
+from unisono.parallel.generators import generators_kept
+from unisono.parallel.mesh import PlanMesh
 
 
 @dataclass(frozen=True)
@@ -108,10 +104,9 @@ class ElasticBatches(RankBatches):
         if not self._by_rows:
             self.current = cut_rows(self._pass.whole, *self._own(rows_of(self._pass.whole)))
             return
-        kept = torch.default_generator.get_state()  # to load a batch again must not change the next order
-        rows = self._rows(self._at)
-        self.current = next(rows)
-        torch.default_generator.set_state(kept)
+        with generators_kept([torch.default_generator]):  # a batch that is loaded again changes no order
+            rows = self._rows(self._at)
+            self.current = next(rows)
         if self.active:
             self._pass.rows = rows
 
@@ -194,32 +189,30 @@ class ElasticBatches(RankBatches):
 
     def _draw(self, *, again: bool) -> None:
         if not self._resumed:
-            self._run.draw(self, lambda: self._try_to_draw(again=again))
+            self._run.draw(self, lambda: self._draw_together(again=again))
             self._has_order, self._next = True, self._at + 1
 
-    def _try_to_draw(self, *, again: bool) -> None:
-        state = self._sampler_generator.get_state()
-        try:
-            self._draw_together(again=again)
-        except BaseException:
-            self._sampler_generator.set_state(state)  # to draw the same once more
-            raise
-
     def _draw_together(self, *, again: bool) -> None:
-        if not again and self._resized:  # the epoch before may have been left
-            self._resized = [(0, self._resized[-1][1])]
-        super()._draw(again=again)
-        state = self._sampler_generator.get_state()
-        dist.broadcast(state, src=0)
-        self._sampler_generator.set_state(state)
-        self._after_draw = state
-        for first, rows in self._resized:
-            self._regroup(first, rows)
-        dist.barrier()  # whoever goes on knows that all have the order: it may draw another one next
+        before = self._sampler_generator.get_state()
+        try:
+            if not again and self._resized:  # the epoch before may have been left
+                self._resized = [(0, self._resized[-1][1])]
+            super()._draw(again=again)
+            state = self._sampler_generator.get_state()
+            dist.broadcast(state, src=0)
+            self._sampler_generator.set_state(state)
+            self._after_draw = state
+            for first, rows in self._resized:
+                self._regroup(first, rows)
+            dist.barrier()  # whoever goes on knows that all have the order: it may draw another one next
+        except BaseException:
+            self._sampler_generator.set_state(before)  # to draw the same once more
+            raise
 
     def _regroup(self, first: int, rows: int) -> None:
         """Make batches of so many rows, from number `first` on."""
-        self._order = self._order[:first] + _regrouped(self._order[first:], rows)
+        every = [one for batch in self._order[first:] for one in batch]
+        self._order = self._order[:first] + [every[at : at + rows] for at in range(0, len(every), rows)]
 
     def _rows(self, first: int) -> Iterator[Any]:
         rows = super()._rows(first)
@@ -231,10 +224,8 @@ class ElasticBatches(RankBatches):
     def _begun(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Go on where the others are: their loaders have drawn what this one draws when it begins."""
         generators = [torch.default_generator, *([self._sampler_generator] if self._indexed else [])]
-        kept = [(generator, generator.get_state()) for generator in generators]
-        batch = next(rows, END)
-        for generator, state in kept:
-            generator.set_state(state)
+        with generators_kept(generators):
+            batch = next(rows, END)
         if batch is not END:
             yield batch
             yield from rows
@@ -277,9 +268,3 @@ def _grouped(entries: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
         found.append(list(entries[first : first + size]))
         first += size
     return found
-
-
-def _regrouped(batches: Sequence[Sequence[Any]], rows: int) -> list[list[Any]]:
-    """The same rows in the same order, in batches of another size."""
-    every = [one for batch in batches for one in batch]
-    return [every[first : first + rows] for first in range(0, len(every), rows)]

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from unisono.engine.group.departure import Departure
+from unisono.engine.group.native import NativeGroup
 from unisono.parallel.arguments import describe
+from unisono.parallel.plan import Plan
 
-from .batches import DrawnOrder
+from .batches import DrawnOrder, ElasticBatches
 from .shards import HeldCopy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
-
-    from unisono.engine.group.departure import Departure
-    from unisono.engine.group.native import NativeGroup
-    from unisono.parallel.plan import Plan
-
-    from .batches import ElasticBatches
-
-__all__ = [
-    "CallReport", "Change", "Handover", "SavedState", "StepRecord", "StepRecords", "fingerprint", "spread",
-]  # fmt: skip
 
 NOTHING = -1
 """The calls of a newcomer, which has no state."""

@@ -7,7 +7,8 @@ loss of a rank ends no call: it is no failure of the run.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch.distributed as dist
 
@@ -16,6 +17,7 @@ from unisono.engine.diagnosis.fault_reader import publish_close_reason
 from unisono.engine.environment import env
 from unisono.engine.group.elastic_loop import MOST_VAIN, join, too_few
 from unisono.engine.group.init import init_process_group
+from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.parent_group import ParentGroup
 from unisono.errors import (
     Aborted,
@@ -30,13 +32,6 @@ from unisono.errors import (
 from unisono.parallel.failures import RunFailures
 from unisono.torch.reconfiguration import follow
 from unisono.torch_internals import c10d
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from unisono.engine.group.native import NativeGroup
-
-__all__ = ["ElasticFailures", "RunMembership"]
 
 
 class RunMembership:
@@ -123,11 +118,7 @@ class RunMembership:
         return min(limits, default=None)
 
     def grow(self, most: int | None) -> bool:
-        """Take in those that wait. All ranks call this. Returns whether the group is another one now.
-
-        Args:
-            most: see `has_room`, which holds.
-        """
+        """Take in those that wait. All ranks call this. Returns whether the group is another one now."""
         before = self.members
         try:
             self.group = cast("NativeGroup", before.admit(maximum=self._limit(most)))
@@ -183,13 +174,7 @@ class RunMembership:
 
 
 class ElasticFailures(RunFailures):
-    """The calls of a run, whose outcome the loss of a rank does not decide.
-
-    Args:
-        world, groups: see `RunFailures`.
-        lost: whether an error comes from the loss of a rank.
-        tell: tells the other members why this rank leaves, before they find that it has aborted.
-    """
+    """The calls of a run, whose outcome the loss of a rank does not decide."""
 
     def __init__(
         self,

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from unisono.parallel.batches import RankBatches
 from unisono.parallel.checkpoint import path_of, states
 
-from .batches import ElasticBatches
+from .batches import DrawnOrder, ElasticBatches
 from .transactions import TransactionalRun
-
-if TYPE_CHECKING:
-    from unisono.parallel.batches import RankBatches
-
-    from .batches import DrawnOrder
-
-__all__ = ["ElasticRun"]
 
 REMEMBERED = 4
 """Batches whose epoch has ended that a step may still get."""

@@ -11,22 +11,17 @@ step, the newest that is whole: some may have gone further than others.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from unisono.engine.group.native import NativeGroup
 from unisono.parallel.gradients import local
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from unisono.engine.group.native import NativeGroup
-    from unisono.parallel.plan import Plan
-
-__all__ = ["HeldCopy", "ShardCopy", "Sources", "rows_of_shard", "send_shards", "sources_of"]
+from unisono.parallel.plan import Plan
 
 NOBODY = -1
 

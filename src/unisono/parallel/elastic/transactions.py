@@ -15,15 +15,23 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from unisono.engine.group.departure import Departure
+from unisono.engine.group.native import NativeGroup
 from unisono.errors import GroupError
-from unisono.parallel.checkpoint import CheckpointWriter, newest, states
+from unisono.parallel.checkpoint import CheckpointWriter, RunState, newest, states
+from unisono.parallel.failures import RunFailures
+from unisono.parallel.loss_weights import Weigh
 from unisono.parallel.mesh import PlanMesh
+from unisono.parallel.model_buffers import BufferKind
+from unisono.parallel.model_setup import ModelSetup
+from unisono.parallel.optimizers import Optimizer
+from unisono.parallel.plan import Plan
 from unisono.parallel.run import Run
 
 from .batches import DrawnOrder, ElasticBatches
@@ -40,20 +48,6 @@ from .handover import (
 )
 from .membership import ElasticFailures, RunMembership
 from .shards import ShardCopy, send_shards, sources_of
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from unisono.engine.group.native import NativeGroup
-    from unisono.parallel.checkpoint import RunState
-    from unisono.parallel.failures import RunFailures
-    from unisono.parallel.loss_weights import Weigh
-    from unisono.parallel.model_buffers import BufferKind
-    from unisono.parallel.model_setup import ModelSetup
-    from unisono.parallel.optimizers import Optimizer
-    from unisono.parallel.plan import Plan
-
-__all__ = ["TransactionalRun"]
 
 LOST = "a shard of the state was lost with all its copies: neighbours died together"
 ASK_S = 0.05
@@ -170,7 +164,6 @@ class TransactionalRun(Run):
         return self._result
 
     def _settings(self) -> list[dict[str, Any]]:
-        """The settings of the optimizers' groups. Some optimizers count their steps there."""
         return [
             {key: value for key, value in group.items() if key != "params"}
             for optimizer in self._optimizers

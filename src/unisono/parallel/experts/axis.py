@@ -12,23 +12,19 @@ with the same values leaves out the factor 1 / expert; `average` multiplies by i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from unisono.parallel.context.exchange import ContextGroup
+from torch import nn
+
 from unisono.parallel.gradients import scale_
+from unisono.parallel.mesh import PlanMesh
+from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import axis_of
 from unisono.torch_internals.training import module_at
 
 from .layers import ExpertLayer, caller_of, parameters_of
 from .listed import cut_listed
 from .stacked import cut_stacked
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
-
-    from unisono.parallel.mesh import PlanMesh
 
 
 class ExpertAxis:
@@ -53,7 +49,7 @@ class ExpertAxis:
         self.tensor = axis_of(mesh.part("tensor"))
         self._context = None
         if mesh.context is not None:
-            self._context = ContextGroup(mesh.context, mesh.context_place, mesh.plan.context)
+            self._context = TensorAxis(mesh.context, mesh.context_place, mesh.plan.context)
         self._model, self._recorded = model, recorded
         self.names = frozenset(parameters_of(model, layers))
         listed = [layer for layer in layers if layer.kind == "list"]

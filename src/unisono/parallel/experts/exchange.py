@@ -18,8 +18,9 @@ a whole sequence have the same values, and their gradients add up (context/excha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,26 +28,13 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.nn import functional
 
-from unisono.parallel.context.exchange import total
 from unisono.parallel.generators import drawing, drawn_seed, seed_of
 from unisono.parallel.graph.noted_call import ModuleOp, noted_call
-from unisono.parallel.tensor_moves import move
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from unisono.parallel.context.exchange import ContextGroup
-    from unisono.parallel.tensor_moves import TensorAxis
+from unisono.parallel.tensor_moves import TensorAxis, move
 
 
 class RowExchange:
-    """How many rows go from this rank to each one of a group, and how many come.
-
-    Args:
-        sends: rows for each rank, in the order of ranks.
-        receives: rows from each rank.
-        label: of the exchanges in a trace.
-    """
+    """How many rows go from this rank to each one of a group, and how many come."""
 
     def __init__(self, sends: Sequence[int], receives: Sequence[int], group: Any, label: str) -> None:
         self.sends, self.receives = list(sends), list(receives)
@@ -196,9 +184,9 @@ class RowShares:
         parts: how many they are.
     """
 
-    def __init__(self, tensor: TensorAxis, context: ContextGroup | None, label: str) -> None:
+    def __init__(self, tensor: TensorAxis, context: TensorAxis | None, label: str) -> None:
         self._tensor, self._context, self._label = tensor, context, label
-        ranks, place = (1, 0) if context is None else (context.ranks, context.rank)
+        ranks, place = (1, 0) if context is None else (context.parts, context.place)
         self.parts, self._place = tensor.parts * ranks, place * tensor.parts + tensor.place
 
     def bounds(self, rows: int) -> tuple[int, int]:
@@ -213,7 +201,7 @@ class RowShares:
         """The sum of what the ranks have."""
         if self._tensor.parts > 1:
             value = move(value, "sum", 0, self._tensor, self._label)
-        return value if self._context is None else total(value, self._context, self._label)
+        return value if self._context is None else move(value, "total", 0, self._context, self._label)
 
     def joined(self, share: Tensor, rows: int) -> Tensor:
         """All rows of which each rank has its share. Shapes: share [own rows, width]."""

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -27,19 +28,11 @@ from unisono.torch_internals.training import module_at
 
 from .stacked import numbers_of_experts
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-
 KINDS = ("stacked", "list", "whole")
 
 
 class ExpertLayer(NamedTuple):
-    """A layer of experts.
-
-    Args:
-        path: of the module whose parameters, or whose modules, are the experts.
-    """
+    """A layer of experts."""
 
     path: str
     kind: str
@@ -129,20 +122,21 @@ def _kind(path: str, module: nn.Module) -> str:
 
 def stacked_experts(module: nn.Module) -> int:
     """How many experts a layer of stacked ones has; 0: it is none."""
+    count = _stacked(module)
+    written = count > 1 and numbers_of_experts(module, count) and next(module.parameters()).dim() > 1
+    return count if written else 0
+
+
+def _stacked(module: nn.Module) -> int:
+    """The first dimension of its own parameters, if it takes three arguments and has no others; else 0."""
     own = [*module.parameters(recurse=False)]
-    if not own or own[0].dim() < 2 or len(own) != len([*module.parameters()]):
+    sizes = {parameter.shape[0] if parameter.dim() else 0 for parameter in own}
+    if len(sizes) != 1 or len(own) != len([*module.parameters()]):
         return 0
-    count = own[0].shape[0]
-    stacked = count > 1 and all(parameter.shape[0] == count for parameter in own)
-    written = stacked and bool(numbers_of_experts(module, count))
-    return count if written and len(_arguments(module)) == 3 else 0
-
-
-def _arguments(module: nn.Module) -> list[inspect.Parameter]:
     try:
-        return [*inspect.signature(module.forward).parameters.values()]
+        return sizes.pop() if len(inspect.signature(module.forward).parameters) == 3 else 0
     except ValueError:  # a forward that is not Python
-        return []
+        return 0
 
 
 def _shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -156,15 +150,13 @@ def _layer(model: nn.Module, path: str, kind: str, parts: int, tensor: int) -> E
     module = module_at(model, path)
     what = f'"{path}" ({type(module).__name__})'
     if kind == "stacked":
-        own = [*module.parameters(recurse=False)]
-        sizes = {parameter.shape[0] if parameter.dim() else 0 for parameter in own}
-        if len(sizes) != 1 or len(own) != len([*module.parameters()]) or len(_arguments(module)) != 3:
+        experts = _stacked(module)
+        if not experts:
             raise UnfitError(
                 f"experts: {what} is not stacked: it needs parameters of its own only, with the dimension "
                 "of experts first, and a forward of (rows, indices, weights). Give the path of the list as "
                 '"list", or write "whole"'
             )
-        experts = sizes.pop()
     else:
         if not isinstance(module, (nn.ModuleList, nn.ModuleDict)) or not len(module):
             raise UnfitError(f"experts: {what} is no nn.ModuleList or nn.ModuleDict of experts")

@@ -19,30 +19,25 @@ returns whole values: nothing shows what it does with each row.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from unisono.errors import UnfitError
 from unisono.parallel.generators import default_generators
+from unisono.parallel.gradients import equal
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.noted_call import EXPERT_LIST
 from unisono.parallel.graph.written import Forward
+from unisono.parallel.tensor_moves import TensorAxis
 from unisono.torch_internals.fake import is_fake
 from unisono.torch_internals.training import module_at
 
 from .exchange import RowExchange, RowShares, reached, recorded, told
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from unisono.parallel.context.exchange import ContextGroup
-    from unisono.parallel.tensor_moves import TensorAxis
 
 
 class RemoteExpert(nn.Module):
@@ -58,19 +53,11 @@ def cut_listed(
     caller: str,
     mesh: DeviceMesh,
     tensor: TensorAxis,
-    context: ContextGroup | None,
+    context: TensorAxis | None,
     *,
     recorded: bool,
 ) -> None:
-    """Leave this rank its experts, in place.
-
-    Args:
-        path: of the list.
-        caller: path of the module that calls the experts.
-        mesh: the expert axis.
-        tensor, context: its ranks that have the same rows.
-        recorded: the program of the model is.
-    """
+    """Leave this rank its experts, in place."""
     experts = module_at(model, path)
     names = list(experts._modules)
     per, place = len(names) // mesh.size(), mesh.get_local_rank()
@@ -195,7 +182,7 @@ class ListedExperts(Forward):
         if number >= len(self._calls) or self._calls[number].expert != expert:
             self._refuse("the second run calls other experts than the first")
         noted = self._calls[number].rows
-        if noted.shape != rows.shape or not _equal(noted, rows):
+        if noted.shape != rows.shape or not equal(noted, rows):
             self._refuse(f"what expert {expert} gets depends on the results of other experts, or on chance")
         return self._results[number].view(rows.shape)
 
@@ -288,8 +275,3 @@ class ListedExperts(Forward):
 def _call(module: nn.Module, _first: Tensor, args: Any, named: Any, _parameters: Any) -> Any:
     """Call the module around the experts. Its own forward: a unit that it may be is running."""
     return module.forward(*args, **named)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same values; a NaN is like another one."""
-    return torch.equal(one, other) or bool(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True))

@@ -13,7 +13,9 @@ Dropout is off.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate
+from operator import and_, eq
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,20 +31,15 @@ from unisono.parallel.gradients import gradient
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.shapes import model_copy
-from unisono.parallel.output_check import LIMIT_BYTES, ROWS, SEED, relative_difference
+from unisono.parallel.mesh import PlanMesh
+from unisono.parallel.output_check import LIMIT_BYTES, ROWS, SEED, raise_any, relative_difference
 from unisono.parallel.precision import kept_in_f32
 from unisono.parallel.structure import identity
 from unisono.parallel.unit_hooks import own_memory
-from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals.training import module_at
 
 from .axis import ExpertAxis
 from .layers import ExpertLayer, caller_of, expert_layers
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from unisono.parallel.mesh import PlanMesh
 
 
 def spread(
@@ -116,11 +113,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def should_try(model: nn.Module, axis: ExpertAxis, check: bool | None) -> bool:
-    """Whether to try the axis.
-
-    Raises:
-        ValueError: the model is too large to be copied unasked, and has layers that nothing proves.
-    """
+    """Whether to try the axis."""
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     if check is not None or nbytes < LIMIT_BYTES:
         return check is not False
@@ -141,12 +134,7 @@ def _is_known(module: nn.Module) -> bool:
 
 
 class ExpertCheck:
-    """A copy of a model before its experts were spread. It is used once.
-
-    Args:
-        fill: gives a copy on the meta device its values.
-        output: of the model -> what the loss takes.
-    """
+    """A copy of a model before its experts were spread. It is used once."""
 
     def __init__(
         self,
@@ -155,23 +143,14 @@ class ExpertCheck:
         fill: Callable[[nn.Module], object],
         output: Callable[[Any], Any] = identity,
     ) -> None:
-        try:
-            self._model = model_copy(model)
-        except Exception as error:
-            raise ValueError(
-                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so its experts "
-                "cannot be tried. If you have compared losses and gradients, write check=False"
-            ) from error
+        so = "its experts cannot be tried. If you have compared losses and gradients, write check=False"
+        self._model = model_copy(model, so=so)
         self._model.zero_grad()
         fill(self._model)
         self._axis, self._output = axis, output
 
     def run(self, batch: tuple[Any, Any], loss: Loss, mesh: PlanMesh) -> None:
-        """Try the axis on some rows of this rank's batch. All ranks call this.
-
-        Raises:
-            ValueError: it trains another model; the text names a module, and what to write.
-        """
+        """Try the axis on some rows of this rank's batch. All ranks call this."""
         if any(p.is_floating_point() and p.itemsize < 4 for p in self._model.parameters()):
             self._model.float()
             batch = cast(batch, torch.float32)
@@ -195,12 +174,7 @@ class ExpertCheck:
             self._add_up(wanted.parameters)
             here = {name: value for name, value in wanted.parameters.items() if name in found.parameters}
             wrong = _difference(wanted._replace(parameters=here), found)
-
-        def compare() -> None:
-            if wrong is not None:
-                raise ValueError(self._text(*wrong))
-
-        on_every_rank(compare, mesh.world)
+        raise_any(None if wrong is None else self._text(*wrong), mesh)
 
     def _forward(self, model: nn.Module) -> Callable[[Any], Any]:
         return lambda inputs: self._output(call(model, inputs))
@@ -219,23 +193,13 @@ class ExpertCheck:
         name = type(self._model).__name__
         where = f'"{path}" ({type(module_at(self._model, path)).__name__})' if path else name
         layers = [layer.path for layer in self._axis.layers]
-        near = max(layers, key=lambda one: len(_common(one, path)))
+        near = max(layers, key=lambda one: sum(accumulate(map(eq, one.split("."), path.split(".")), and_)))
         pattern = ".".join("*" if part.isdigit() else part for part in near.split("."))
         return (
             f"expert={self._axis.ranks} does not train {name} as one process does. In {where}, {what}. "
             "Experts must take each row by itself, and a layer must add up what they return. Write "
             f'experts={{"{pattern}": "whole"}}'
         )
-
-
-def _common(one: str, other: str) -> list[str]:
-    """The parts at which two paths begin alike."""
-    found = []
-    for a, b in zip(one.split("."), other.split("."), strict=False):
-        if a != b:
-            break
-        found.append(a)
-    return found
 
 
 # ---- both ways ----
@@ -261,8 +225,6 @@ def _scatter(model: nn.Module) -> None:
 
 
 class _NoDropout(TorchFunctionMode):
-    """Dropout drops nothing."""
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in _DROPOUTS:

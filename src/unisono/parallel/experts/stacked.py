@@ -16,24 +16,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from unisono.errors import UnfitError
 from unisono.parallel.graph.fused import like
 from unisono.parallel.graph.noted_call import EXPERTS
 from unisono.parallel.graph.written import Forward
+from unisono.parallel.tensor_moves import TensorAxis
 from unisono.torch_internals.fake import is_fake
 
 from .exchange import RowExchange, RowShares, recorded, told, used
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from unisono.parallel.tensor_moves import TensorAxis
 
 
 def numbers_of_experts(module: nn.Module, experts: int) -> list[str]:
@@ -52,13 +49,7 @@ def cut_stacked(
     tensor: TensorAxis,
     run_by: type[StackedExperts] | None = None,
 ) -> None:
-    """Leave this rank its experts, in place. The parameters become DTensors, cut in dimension 0.
-
-    Args:
-        mesh: the expert axis.
-        tensor: its ranks that have the same rows.
-        run_by: the forward; None: `StackedExperts`.
-    """
+    """Leave this rank its experts, in place. The parameters become DTensors, cut in dimension 0."""
     experts = next(module.parameters()).shape[0]
     for leaf, parameter in [*module.named_parameters(recurse=False)]:
         part = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)

@@ -12,8 +12,6 @@ from .program import Frame, Graph, Node, Ref, refs, writes_of
 from .rules import Rules
 from .scopes import Place, ScopedValue, Scopes
 
-__all__ = ["Backward", "Refusal"]
-
 
 class Refusal(Exception):
     """An index cannot be cut after all. Args: the index, why."""
@@ -119,9 +117,7 @@ class Backward:
                 and not choice.cuts(ref.value)
             ):
                 body = self._graph.nodes[frame.begin : frame.end]
-                cut = {
-                    index for one in body for n in one.outputs if n is not None for index in choice.cuts(n)
-                }
+                cut = {index for one in body for n in one.made for index in choice.cuts(n)}
                 why = f"a hook changes what the layer takes, at {node.line}"
                 raise Refusal(choice.first(cut or choice.chosen), why)
 
@@ -137,7 +133,6 @@ class Backward:
         yield from dict.fromkeys(given)
 
     def _trained(self) -> set[int]:
-        """Values with a gradient."""
         found = {
             value.number
             for value in self._graph.values
@@ -255,7 +250,7 @@ class Backward:
 
     def _node(self, node: Node) -> None:
         choice = self._choice
-        produced = {index for number in node.outputs if number is not None for index in choice.cuts(number)}
+        produced = {index for number in node.made for index in choice.cuts(number)}
         summed = {
             index
             for each in choice.rules.contractions
@@ -269,7 +264,7 @@ class Backward:
                 kind, given = self._cut.modules.get(frame.path, ""), set(frame.inputs)
                 given |= self._written_views(node, given)
                 self._check_hooks(node, frame, kind, given)
-        outputs = [n for n in node.outputs if n is not None and n in self._needs and self._known(n)]
+        outputs = [n for n in node.made if n in self._needs and self._known(n)]
         parts = {self._settled(n) for n in outputs}
         inputs = [(ref.value, self._scopes.at(node, ref.value)) for ref in self._inputs(node)]
         if kind and True in parts:

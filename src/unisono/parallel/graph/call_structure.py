@@ -21,11 +21,6 @@ from torch import Tensor
 
 from .containers import parts_of, rebuilt
 
-__all__ = [
-    "CallStructure", "RecordedCalls", "Slot", "argument_names", "given_by", "returned_by", "shown",
-    "slots_in", "slots_of_call", "with_changed",
-]  # fmt: skip
-
 LEAVES: Any = (Tensor, bool, str)
 UNSEEN = {("use_cache",)}  # a model is recorded with its cache, which `forget_caches` then switches off
 
@@ -55,11 +50,7 @@ def slots_in(thing: Any, kind: Any = Tensor, at: Slot = ()) -> Iterator[tuple[Sl
 def slots_of_call(
     args: Any, named: Any, names: tuple[str, ...], kind: Any = Tensor
 ) -> Iterator[tuple[Slot, Any]]:
-    """Yield every tensor that a call passes, or every `kind`, in the order of `tensors_in`, with its slot.
-
-    Args:
-        names: those of `argument_names`.
-    """
+    """Yield every tensor that a call passes, or every `kind`, in the order of `tensors_in`, with its slot."""
     for place, part in enumerate(args):
         yield from slots_in(part, kind, (names[place] if place < len(names) else place,))
     yield from slots_in(named, kind)

@@ -29,8 +29,6 @@ from .program import Graph, Node, refs
 from .rules import Rules
 from .sequence import settle
 
-__all__ = ["SplitChoice"]
-
 GENERAL = ("it is a dimension of the model's input", "the cut leaves it whole")  # other reasons tell more
 SEGMENTS = 9  # a layer whose output is split further is no few things in one
 
@@ -109,8 +107,8 @@ class SplitChoice:
         numbers: set[int] = set()
         for node in graph.nodes if self.opened else ():
             if graph.module_of(node) in self.opened:
-                numbers.update(ref.value for ref in refs((node.args, node.named)))
-                numbers.update(number for number in node.outputs if number is not None)
+                numbers.update(node.taken)
+                numbers.update(number for number in node.made)
         for frame in graph.frames if self.opened else ():
             del around[frame.level :]
             if around and around[-1] in self.opened:
@@ -341,7 +339,7 @@ class SplitChoice:
             node.flops
             for node in self.graph.nodes
             if node.number in contracted
-            or any(self.cuts(number) for number in node.outputs if number is not None)
+            or any(self.cuts(number) for number in node.made)
             or any(self.cuts(ref.value) for ref in refs(node.args))
         )
 

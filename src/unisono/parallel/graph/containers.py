@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cast", "mapped", "numbers_of", "parts_of", "rebuilt", "strange_in", "tensors_in"]
-
 PLAIN = (
     bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format,
     enum.Enum, slice, range, type(None), type(Ellipsis),
@@ -39,14 +37,9 @@ def parts_of(thing: Any) -> Iterable[tuple[Any, Any]] | None:
     if isinstance(thing, (dict, Mapping)):
         return thing.items()
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        return fields_of(thing)
+        names = [field.name for field in dataclasses.fields(thing)]
+        return [(name, object.__getattribute__(thing, name)) for name in names]  # its own way may raise
     return None
-
-
-def fields_of(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a dataclass as they are stored: its own way to read an attribute may raise."""
-    for field in dataclasses.fields(thing):
-        yield field.name, object.__getattribute__(thing, field.name)
 
 
 def strange_in(thing: Any, kind: type[Any] = Tensor) -> Iterator[Any]:

@@ -12,8 +12,6 @@ from torch import nn
 from .call_structure import RecordedCalls, Slot
 from .shapes import CaptureError
 
-__all__ = ["Cut", "KnownCuts", "ModuleMove", "Moves", "Sizes"]
-
 
 class Sizes(NamedTuple):
     """A call with sizes that the program has written down, such as `view(b, t, 12, -1)`.
@@ -28,15 +26,7 @@ class Sizes(NamedTuple):
 
 
 class ModuleMove(NamedTuple):
-    """What happens to a value that goes into a module or comes out of it.
-
-    | kind | forward | its gradient |
-    |---|---|---|
-    | enter | | summed |
-    | slice | this rank's positions | all-gathered |
-    | gather | all-gathered | this rank's positions |
-    | gather, sum | all-gathered | reduce-scattered |
-    | scatter | reduce-scattered | all-gathered |
+    """What happens to a value that goes into a module or comes out of it: a kind of tensor_moves.py.
 
     Args:
         dim: of the positions.
@@ -100,14 +90,18 @@ class Cut:
 
     def special(self, model: nn.Module) -> list[str]:
         """The modules that do not run as they are: paths in `model`, which may be cut already."""
+        return [*dict.fromkeys([*self.leaves(model), *self.modules, *self.moves, *self.draws])]
+
+    def leaves(self, model: nn.Module) -> dict[str, dict[str, int]]:
+        """Path of a module -> its parameters and buffers that are cut, each with its dim."""
         values = dict([*model.named_parameters(), *model.named_buffers()])
-        cut = {id(values[name]) for name in self.dims}
-        owners = [
-            path
-            for path, module in model.named_modules()
-            if any(id(value) in cut for value in [*module._parameters.values(), *module._buffers.values()])
-        ]
-        return [*dict.fromkeys([*owners, *self.modules, *self.moves, *self.draws])]
+        dims = {id(values[name]): dim for name, dim in self.dims.items()}
+        found: dict[str, dict[str, int]] = {}
+        for path, module in model.named_modules():
+            for leaf, value in [*module._parameters.items(), *module._buffers.items()]:
+                if value is not None and id(value) in dims:
+                    found.setdefault(path, {})[leaf] = dims[id(value)]
+        return found
 
     def checked(self, model: nn.Module) -> list[str]:
         """The modules whose calls are compared: these, and those around them, but for the model itself."""

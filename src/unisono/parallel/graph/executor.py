@@ -21,17 +21,6 @@ from .call_structure import CallStructure, Slot, shown, slots_in
 from .noted_call import ModuleOp
 from .program import Frame, Graph, Node, Ref, Value, template
 
-__all__ = [
-    "ForwardCall",
-    "Insertion",
-    "RunStep",
-    "RunningModel",
-    "Values",
-    "call_of",
-    "operator",
-    "unit",
-]
-
 
 class RunningModel(Protocol):
     """The model that runs."""
@@ -44,11 +33,7 @@ class RunningModel(Protocol):
 
 
 class Values(dict[int, Any]):
-    """The tensors of one run by their numbers in the graph.
-
-    Args:
-        seed: of what operators draw, the same on all ranks; None: nothing has values.
-    """
+    """The tensors of one run by their numbers in the graph."""
 
     def __init__(self, graph: Graph, model: RunningModel, seed: int | None = None) -> None:
         super().__init__()
@@ -141,11 +126,7 @@ def operator(node: Node, op: Callable[..., Any], inserted: Insertion = NOTHING) 
 
 
 def call_of(frame: Frame, graph: Graph, renames: Sequence[tuple[int, int]]) -> RunStep:
-    """The step of a module that runs as it is.
-
-    Args:
-        renames: (value, value after a write in place) of what the module writes into.
-    """
+    """The step of a module that runs as it is."""
     arguments, results = template(frame.arguments), _ModuleResults(frame, graph, renames)
     written = [(after, Ref(before)) for before, after in renames]
 

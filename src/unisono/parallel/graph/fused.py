@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,17 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unisono.torch_internals.training import module_at
-
-__all__ = [
-    "Split",
-    "SplitColumns",
-    "SplitHeads",
-    "can_split_heads",
-    "has_hooks",
-    "is_hooked",
-    "like",
-    "split_",
-]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -45,6 +34,42 @@ def like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
     new = nn.Parameter(value, requires_grad=old.requires_grad)
     new.__dict__.update(vars(old))
     return new
+
+
+class FusedLayer:
+    """One layer that several stand for.
+
+    Args:
+        path: of it.
+        names: of the several, in it.
+        sizes: output features of each.
+        leaves: parameter of the one -> of each of the several.
+        turned: the one is [in, out].
+    """
+
+    def __init__(
+        self, path: str, names: Iterable[str], sizes: Iterable[int], leaves: Mapping[str, str], turned: object
+    ) -> None:
+        self.path, self.names, self.sizes = path, tuple(names), tuple(sizes)
+        self.leaves, self.turned = dict(leaves), bool(turned)
+
+    def about(self) -> dict[str, Any]:
+        """Itself as JSON."""
+        return dict(vars(self))
+
+    def parts(self, leaf: str) -> list[str]:
+        """The names of what stands for a parameter of the one."""
+        return [f"{self.path}.{name}.{self.leaves[leaf]}" for name in self.names]
+
+    def cut(self, place: int, whole: Tensor) -> Tensor:
+        """What the several have of a parameter of the one: that at `place`."""
+        part: Tensor = whole.split(self.sizes, -1 if self.turned else 0)[place]
+        return part.t() if self.turned and part.dim() == 2 else part
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """The parameter of the one, from those of the several."""
+        turned = [part.t() if self.turned and part.dim() == 2 else part for part in parts]
+        return torch.cat(turned, -1 if self.turned else 0)
 
 
 class Split(nn.Module):
@@ -66,14 +91,16 @@ class Split(nn.Module):
 
     def parts(self, path: str, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """Cut the parameters of the one; return them by their paths, this module being at `path`."""
-        found = {}
-        for leaf, value in given.items():
-            for name, part in zip(
-                self.names, value.split(self._sizes, -1 if self._turned else 0), strict=True
-            ):
-                part = part.t().contiguous() if self._turned and part.dim() == 2 else part.clone()
-                found[f"{path}.{name}.{self.fused[leaf]}"] = part
-        return found
+        layer = self.layer(path)
+        return {
+            name: layer.cut(place, value).clone(memory_format=torch.contiguous_format)
+            for leaf, value in given.items()
+            for place, name in enumerate(layer.parts(leaf))
+        }
+
+    def layer(self, path: str) -> FusedLayer:
+        """The one, this module being at `path`."""
+        return FusedLayer(path, self.names, self._sizes, self.fused, self._turned)
 
 
 class SplitColumns(Split):

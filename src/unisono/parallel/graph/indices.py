@@ -16,23 +16,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "Dim",
-    "Dims",
-    "Factor",
-    "Index",
-    "block",
-    "block_all",
-    "groups_of",
-    "inner",
-    "join",
-    "mixed",
-    "one",
-    "repeated",
-    "roots",
-    "size_of",
-]
-
 
 class Index:
     """Dims that are cut together. Two indices that are joined are one from then on: see `root`.

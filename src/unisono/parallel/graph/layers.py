@@ -13,11 +13,7 @@ from torch import nn
 from unisono.torch_internals.training import module_at
 
 from .fused import Split
-from .program import Frame, Graph, refs
-
-__all__ = [
-    "KINDS", "NOT_NAMED", "NO_SUM", "Hints", "Layer", "is_product", "layer_of", "named_dim", "of_parts",
-]  # fmt: skip
+from .program import Frame, Graph
 
 
 class Layer(NamedTuple):
@@ -32,8 +28,10 @@ PRODUCT = {
     "aten.mm", "aten.addmm", "aten.t", "aten.transpose", "aten.permute", "aten.view", "aten._unsafe_view",
     "aten.add", "aten.detach", "aten.expand",
 }  # fmt: skip
-CONVOLUTIONS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED: tuple[type[Any], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS: dict[Any, Layer] = {
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), Layer(0, 1)),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), Layer(1, 0)),
+}
 
 
 def layer_of(module: nn.Module) -> Layer | None:
@@ -48,25 +46,18 @@ def layer_of(module: nn.Module) -> Layer | None:
     if isinstance(module, nn.Embedding) and kind.forward is nn.Embedding.forward:
         plain = module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
         return Layer(1, None) if plain else None
-    for known in CONVOLUTIONS:
+    for known, dims in CONVOLUTIONS.items():
         if isinstance(module, known) and kind.forward is known.forward and module.groups == 1:
-            return Layer(0, 1)
-    for known in TRANSPOSED:
-        if isinstance(module, known) and kind.forward is known.forward and module.groups == 1:
-            return Layer(1, 0)
+            return dims
     return None
 
 
 def is_product(graph: Graph, frame: Frame, weight: int | None, bias: int | None) -> bool:
-    """Whether a module's forward is one product of its input and its weight, and its bias.
-
-    Args:
-        weight, bias: the values of its parameters.
-    """
+    """Whether a module's forward is one product of its input and its weight, and its bias."""
     nodes = graph.nodes[frame.begin : frame.end]
     made = {number for node in nodes for number in node.outputs}
     known = made | {weight, bias} | set(frame.inputs[:1])
-    given = [[ref.value for ref in refs((node.args, node.named))] for node in nodes]
+    given = [node.taken for node in nodes]
     added = [values for node, values in zip(nodes, given, strict=True) if node.name == "aten.add"]
     biases = [node.args[0].value for node in nodes if node.name == "aten.addmm"]
     return (

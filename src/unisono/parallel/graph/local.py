@@ -22,8 +22,6 @@ from .program import Frame, Graph, Node, Ref, refs
 from .rules import GROUP_NORM, slice_of
 from .sequence import ScatteredPositions
 
-__all__ = ["ProgramMismatch", "compare"]
-
 SIZED = {
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand", "aten.split", "aten.split_with_sizes",
     "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.new_zeros", "aten.new_ones", "aten.new_full",
@@ -91,7 +89,7 @@ class _Comparison:
             if node is None or other is None:
                 at = node or nodes[-1]
                 raise ProgramMismatch(
-                    at, f"the program of the parts is {'longer' if node is None else 'shorter'}, at {at.line}"
+                    at, f"the program of the parts is {'longer' if node is None else 'shorter'}"
                 )
             self._pair(node, other, copies)
         for frame, here in zip(self._whole.frames, self._local.frames, strict=False):
@@ -104,9 +102,7 @@ class _Comparison:
             shape, here = self._whole.values[number].shape, self._local.values[there].shape
             if shape != here:
                 node = self._whole.nodes[self._whole.values[number].node]
-                raise ProgramMismatch(
-                    node, f"it returns {list(here)} where {list(shape)} is expected, at {node.line}"
-                )
+                raise ProgramMismatch(node, f"it returns {list(here)} where {list(shape)} is expected")
 
     def _moves(self, frame: Frame, other: Frame, copies: dict[int, int]) -> None:
         """Whether each move of a call of a module got the value that it is for."""
@@ -138,15 +134,11 @@ class _Comparison:
 
     def _pair(self, node: Node, other: Node, copies: dict[int, int]) -> None:
         if (_kind(node), self._whole.module_of(node)) != (_kind(other), self._local.module_of(other)):
-            raise ProgramMismatch(
-                node, f"the program of the parts does {other.name} in place of {node.name}, at {node.line}"
-            )
-        mine = [ref.value for ref in refs((node.args, node.named))]
+            raise ProgramMismatch(node, f"the program of the parts does {other.name} in place of {node.name}")
+        mine = node.taken
         theirs = [ref.value for ref in refs((other.args, other.named))]
         if len(mine) != len(theirs):
-            raise ProgramMismatch(
-                node, f"{node.name} takes other values in the program of the parts, at {node.line}"
-            )
+            raise ProgramMismatch(node, f"{node.name} takes other values in the program of the parts")
         for number, there in zip(mine, theirs, strict=True):
             shape = self._local.values[there].shape
             self._value(node, number, self._source(there, copies), shape)
@@ -159,41 +151,30 @@ class _Comparison:
         known = self._same.get(number, number)
         if self._local.values[there].kind == "constant" and self._whole.values[known].kind == "constant":
             if not _equal(self._whole.constants.get(known), self._local.constants.get(there)):
-                raise ProgramMismatch(
-                    node, f"{node.name} takes another constant in the program of the parts, at {node.line}"
-                )
+                raise ProgramMismatch(node, f"{node.name} takes another constant in the program of the parts")
             self._of.setdefault(there, known)
         found = self._of.get(there)
         if found is None or self._same.get(found, found) != known:
-            raise ProgramMismatch(
-                node, f"{node.name} takes other values in the program of the parts, at {node.line}"
-            )
+            raise ProgramMismatch(node, f"{node.name} takes other values in the program of the parts")
         wanted = self._choice.local(number)
         if self._positions is not None:
             wanted = self._positions.taken(node, number, wanted)
         if shape != wanted and not (known in self._gathered and shape == self._whole.values[known].shape):
             raise ProgramMismatch(
                 node,
-                f"its part is {list(shape)} where {list(wanted)} is expected, before {node.name}, at "
-                f"{node.line}",
+                f"its part is {list(shape)} where {list(wanted)} is expected, before {node.name}",
             )
 
     def _arguments(self, node: Node, other: Node) -> None:
         if node.name == "aten.slice":
             here, wanted = self._bounds(node, other)
             if here != wanted:
-                raise ProgramMismatch(
-                    node, f"its part takes elements {here} where {wanted} are expected, at {node.line}"
-                )
+                raise ProgramMismatch(node, f"its part takes elements {here} where {wanted} are expected")
         elif node.name == GROUP_NORM:
             if (groups_of_part(self._choice, node), node.args[7:]) != (other.args[6], other.args[7:]):
-                raise ProgramMismatch(
-                    node, f"its part has other groups than {node.args[6]} in all, at {node.line}"
-                )
+                raise ProgramMismatch(node, f"its part has other groups than {node.args[6]} in all")
         elif _plain(node) != _plain(other):
-            raise ProgramMismatch(
-                node, f"{node.name} has other arguments in the program of the parts, at {node.line}"
-            )
+            raise ProgramMismatch(node, f"{node.name} has other arguments in the program of the parts")
 
     def _bounds(self, node: Node, other: Node) -> tuple[list[int], list[int]]:
         """The elements that a slice takes, and those that it must take."""

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from unisono.torch_internals.training import module_at
 
 from .call_structure import RecordedCalls, argument_names, given_by, returned_by, with_changed
-from .capture import Recorder, Shapes
+from .capture import Recorder
 from .choice import SplitChoice
 from .cut import Cut, ModuleMove, Moves, Sizes
+from .fused import like
 from .indices import size_of
 from .program import FunctionCall, Node
 from .rules import GROUP_NORM, slice_of
-
-__all__ = ["LocalModel", "ModuleMoves", "ProgramMismatch", "changed", "slice_bounds"]
+from .shapes import Shapes
 
 FIRST_SIZES = {"view", "reshape", "expand", "zeros", "ones", "empty", "rand", "randn", "full", "broadcast_to"}
 FIRST_SIZES |= {"new_zeros", "new_ones", "new_empty", "new_full"}
@@ -33,7 +33,7 @@ class ProgramMismatch(Exception):
 
     def __init__(self, node: Node, why: str) -> None:
         super().__init__(why)
-        self.node, self.why = node, why
+        self.node, self.why = node, f"{why}, at {node.line}"
 
 
 class LocalModel:
@@ -121,9 +121,7 @@ class LocalModel:
             return args, named
         call, nodes = calls[number], self._first[number]
         if (call.function, call.ordinal, call.frame) != (here.function, here.ordinal, here.frame):
-            raise ProgramMismatch(
-                nodes[0], f"the program of the parts calls {here.function} here, at {nodes[0].line}"
-            )
+            raise ProgramMismatch(nodes[0], f"the program of the parts calls {here.function} here")
         change = {
             place: (written, wanted)
             for place, (written, wanted) in _wanted(self._choice, call, nodes).items()
@@ -138,7 +136,7 @@ class LocalModel:
     def _note(self, path: str, ordinal: int, sizes: Sizes, node: Node) -> None:
         known = self.sizes.setdefault(path, {})
         if known.setdefault(ordinal, sizes) != sizes:
-            raise ProgramMismatch(node, f"two calls of one module need different sizes, at {node.line}")
+            raise ProgramMismatch(node, "two calls of one module need different sizes")
 
 
 def _wanted(choice: SplitChoice, call: FunctionCall, nodes: list[Node]) -> dict[int, tuple[int, int]]:
@@ -215,34 +213,39 @@ def slice_bounds(choice: SplitChoice, node: Node) -> tuple[list[int], list[int]]
 
 
 def narrow_(shapes: Shapes, cut: Cut) -> None:
-    """Give a copy without values one rank's part of each parameter and buffer that is cut. Ties stay."""
-    made: dict[int, Tensor] = {}
-    model = shapes.model
-    for name, dim in cut.dims.items():
-        path, _, leaf = name.rpartition(".")
-        value = getattr(module_at(model, path), leaf)
+    """Give a copy without values one rank's part of each parameter and buffer that is cut."""
+
+    def part(value: Tensor, dim: int) -> Tensor:
         sizes = list(value.shape)
         sizes[dim] //= cut.parts
-        with shapes.mode, torch.no_grad():
-            part = torch.empty(sizes, dtype=value.dtype, device=value.device)
-        made[id(value)] = (
-            nn.Parameter(part, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else part
-        )
-    for module in model.modules():
-        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
-        for table in tables:
-            for leaf, value in list(table.items()):
-                if value is not None and id(value) in made:
-                    table[leaf] = made[id(value)]
+        return torch.empty(sizes, dtype=value.dtype, device=value.device)
+
+    with shapes.mode, torch.no_grad():
+        keep_parts(shapes.model, cut, part, buffers=True)
+
+
+def keep_parts(
+    model: nn.Module, cut: Cut, part: Callable[[Tensor, int], Tensor], *, buffers: bool = False
+) -> None:
+    """Keep a part of each parameter that is cut, and of `buffers`. Ties stay.
+
+    Args:
+        part: of its values and its dim -> what is kept of it.
+    """
+    made: dict[int, tuple[Tensor, Any]] = {}  # with the old one, so that its id stays its own
+    for path, dims in cut.leaves(model).items():
+        module = module_at(model, path)
+        for table in (module._parameters, module._buffers) if buffers else (module._parameters,):
+            for leaf, value in [(leaf, table.get(leaf)) for leaf in dims]:
+                if value is not None and id(value) not in made:
+                    new = part(value.data, dims[leaf])
+                    made[id(value)] = value, like(value, new) if isinstance(value, nn.Parameter) else new
+                if value is not None:
+                    table[leaf] = made[id(value)][1]
 
 
 class ModuleMoves:
-    """The moves of one module.
-
-    Args:
-        names: those of `argument_names`, of its forward.
-        change: makes one move.
-    """
+    """The moves of one module."""
 
     def __init__(
         self, moves: Moves, names: tuple[str, ...], change: Callable[[Tensor, ModuleMove], Tensor]

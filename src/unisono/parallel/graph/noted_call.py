@@ -18,11 +18,6 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from unisono.errors import UnfitError
 
-__all__ = [
-    "ATTENTION", "CHECKS", "EXPERTS", "EXPERT_LIST", "FUNCTION", "ModuleOp", "NotedOp", "bound",
-    "calls_told", "check_at", "gpu_attention", "noted_call",
-]  # fmt: skip
-
 EXPERTS = "unisono.experts"  # stacked: called with (rows, indices of experts, weights)
 EXPERT_LIST = "unisono.expert_list"  # a module around a list of experts: called with whole values
 
@@ -35,12 +30,7 @@ class _Schema:
 
 
 class NotedOp:
-    """What a Node has as `op`, where PyTorch has an OpOverload.
-
-    Args:
-        name: such as "unisono.attention".
-        run: what runs in a replay, on the arguments as they were noted.
-    """
+    """What a Node has as `op`, where PyTorch has an OpOverload."""
 
     tags = ()
     _schema = _Schema()
@@ -74,11 +64,7 @@ class ModuleOp(NotedOp):
 
 
 def noted_call(op: NotedOp, args: tuple[Any, ...], run: Callable[[], Tensor], flops: int = 0) -> Any:
-    """Return `run()`; where a program is recorded, note it as the operator `op` with these arguments.
-
-    Args:
-        args: the first one is a tensor.
-    """
+    """Return `run()`; where a program is recorded, note it as the operator `op` with these arguments."""
     if has_torch_function(args[:1]):  # a mode is active
         return handle_torch_function(noted_call, args[:1], op, args, run, flops)
     return run()
@@ -101,11 +87,7 @@ def bound(args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def calls_told(tell: Callable[[Any, Any, Any], Any] | None) -> Iterator[None]:
-    """Tell of calls that PyTorch's own layers make, too: no function mode is told of them.
-
-    Args:
-        tell: (function, args, named) -> what the call returns; None: nobody is told.
-    """
+    """Tell of calls that PyTorch's own layers make, too: no function mode is told of them."""
     function: Any = getattr(functional, FUNCTION)
     if tell is not None:
         setattr(functional, FUNCTION, lambda *args, **named: tell(function, args, named))
@@ -123,11 +105,7 @@ ATTENTION: Any = NotedOp("unisono.attention", functional.scaled_dot_product_atte
 
 @contextlib.contextmanager
 def gpu_attention(*, on_gpu: bool) -> Iterator[None]:
-    """Calls of `scaled_dot_product_attention` run the operators of a GPU's.
-
-    Args:
-        on_gpu: shapes are those of a GPU; otherwise nothing changes.
-    """
+    """Calls of `scaled_dot_product_attention` run the operators of a GPU's."""
     with calls_told(_call if on_gpu else None):
         yield
 

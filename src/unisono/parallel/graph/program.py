@@ -20,13 +20,7 @@ from torch import Tensor
 from unisono.torch_internals.fake import arguments_of
 
 from .call_structure import Slot, slots_in
-from .containers import mapped, tensors_in
-
-__all__ = [
-    "Filler", "Frame", "FunctionCall", "Graph", "Node", "Ref", "Use", "Value", "columns", "flops_of",
-    "refs", "replayed", "template", "writes_of", "written_in",
-]  # fmt: skip
-
+from .containers import PLAIN, mapped, tensors_in
 
 HOOKS = ("register_hook", "register_multi_grad_hook")  # functions whose effect no operator shows
 
@@ -104,6 +98,16 @@ class Node:
     def name(self) -> str:
         """The operator's name without its overload, such as "aten.addmm"."""
         return str(self.op.overloadpacket)
+
+    @property
+    def made(self) -> list[int]:
+        """The values that it returns."""
+        return [number for number in self.outputs if number is not None]
+
+    @property
+    def taken(self) -> list[int]:
+        """The values that it takes."""
+        return [ref.value for ref in refs((self.args, self.named))]
 
 
 @dataclass
@@ -193,10 +197,7 @@ class Graph:
     def uses(self, name: str) -> list[Use]:
         """Every use of a parameter or buffer, in order. A parameter that nothing uses has none."""
         number = self.names[name]
-        return [
-            Use(node.number, self.module_of(node)) for node in self.nodes if Ref(number) in refs(node.args)
-            or Ref(number) in refs(node.named)
-        ]  # fmt: skip
+        return [Use(node.number, self.module_of(node)) for node in self.nodes if number in node.taken]
 
     @property
     def operators(self) -> list[Any]:
@@ -239,7 +240,7 @@ class Graph:
                 if name.startswith(prefix) and self.values[self.names[name]].kind == "parameter"
             )
             shapes = [list(self.values[number].shape) for number in frames[0].outputs[:2]]
-            made = sum(self.values[out].nbytes for node in inside for out in node.outputs if out is not None)
+            made = sum(self.values[out].nbytes for node in inside for out in node.made)
             rows.append(
                 (
                     path or "(model)", frames[0].kind, str(len(frames)), str(len(inside)), f"{held:,}",
@@ -268,7 +269,7 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
 
 def writes_of(node: Node) -> list[tuple[int, int]]:
     """What an operator writes in place: (the value before, the value after)."""
-    outputs = [number for number in node.outputs if number is not None]
+    outputs = node.made
     found: list[tuple[int, int]] = []
     for place, argument in enumerate(arguments_of(node.op)):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -279,17 +280,19 @@ def writes_of(node: Node) -> list[tuple[int, int]]:
     return found
 
 
+def drops(op: Any, args: Sequence[Any], named: dict[str, Any]) -> bool:
+    """Whether a call of an operator gives it a share of dropout."""
+    given = dict(zip((argument.name for argument in arguments_of(op)), args, strict=False)) | named
+    return bool(given.get("dropout_p", 0.0))
+
+
 def written_in(graph: Graph) -> set[int]:
     """The memory that some operator writes in place."""
     return {graph.values[before].storage for node in graph.nodes for before, _ in writes_of(node)}
 
 
 def replayed(node: Node, graph: Graph, written: Collection[int]) -> Any:
-    """What runs in place of an operator on other tensors: their strides may be others than recorded.
-
-    Args:
-        written: memory that some operator writes in place.
-    """
+    """What runs in place of an operator on other tensors: their strides may be others than recorded."""
     views = ("aten.view", "aten._unsafe_view", "aten._reshape_alias")
     if node.name in views and isinstance(node.args[1], (list, tuple)):
         if graph.values[node.args[0].value].storage not in written:
@@ -307,11 +310,6 @@ def refs(arguments: Any) -> Iterator[Ref]:
 Filler = Callable[[Callable[[Ref], Any]], Any]
 """Takes what finds a value, and returns the arguments."""
 
-UNCHANGED = (
-    *(bool, int, float, complex, str, bytes, type(None)),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
-
 
 def template(thing: Any) -> Filler:
     """What fills nested arguments with values, as `mapped(thing, resolve, Ref)` does; containers are new.
@@ -320,9 +318,9 @@ def template(thing: Any) -> Filler:
     """
     if isinstance(thing, Ref):
         return lambda resolve: resolve(thing)
-    if isinstance(thing, UNCHANGED):
+    if isinstance(thing, PLAIN):
         return lambda _: thing
-    if type(thing) is tuple and all(isinstance(part, UNCHANGED) for part in thing):
+    if type(thing) is tuple and all(isinstance(part, PLAIN) for part in thing):
         return lambda _: thing
     if type(thing) in (tuple, list):
         parts = [template(part) for part in thing]

@@ -17,11 +17,10 @@ from .choice import SplitChoice
 from .cut import Cut
 from .fused import Split, split_
 from .layers import NO_SUM, NOT_NAMED, Hints, layer_of, of_parts
-from .local import ProgramMismatch, compare
-from .program import Node, refs
+from .local import compare
+from .local_model import ProgramMismatch
+from .program import Node
 from .sequence import Key, Stays, settle
-
-__all__ = ["prove"]
 
 Forward = Callable[[nn.Module, Any, Any], Any]  # model, pieces, inputs -> output
 LESS_TELLING = (NOT_NAMED, NO_SUM, "it is a dimension of the model's input", "")  # other reasons tell more
@@ -60,7 +59,8 @@ def prove(
     search = _ProofSearch(shapes, sample, parts, forward, opened, given)
     for name, value in [*shapes.model.named_parameters(), *shapes.model.named_buffers()]:
         if kinds.get(name.rpartition(".")[0]) == "whole":
-            search.ban(name, value.dim(), f'cuts= says that "{name.rpartition(".")[0]}" is whole')
+            why = f'cuts= says that "{name.rpartition(".")[0]}" is whole'
+            search.banned |= {(name, dim): why for dim in range(value.dim())}
     cut = search.run() if only is None else search.again(only)
     if given and only is None:
         search.check_given()
@@ -84,13 +84,9 @@ class _ProofSearch:
         if given:  # no other layer becomes several than those named, and attention around them
             around = {path.rpartition(".")[0] for path in given}
             self._tried = {path for path, _ in shapes.model.named_modules()} - given.keys() - around
-        self._banned: dict[tuple[str, int], str] = {}
+        self.banned: dict[tuple[str, int], str] = {}
         self._gathered: set[str] = set()
         self._kept: set[str] = set()  # split in the model already
-
-    def ban(self, name: str, dims: int, why: str) -> None:
-        """Leave a parameter whole."""
-        self._banned |= {(name, dim): why for dim in range(dims)}
 
     def again(self, cut: Cut) -> Cut:
         """What of `cut` holds for this program."""
@@ -100,7 +96,7 @@ class _ProofSearch:
         for name, value in [*self._shapes().model.named_parameters(), *self._shapes().model.named_buffers()]:
             for dim in range(value.dim()):
                 if cut.dims.get(name) != dim:
-                    self._banned[name, dim] = "the cut leaves it whole"
+                    self.banned[name, dim] = "the cut leaves it whole"
         return self.run()
 
     def run(self) -> Cut:
@@ -122,14 +118,14 @@ class _ProofSearch:
             gathered = set() if self._given else self._large(choice) - self._gathered - self._tried
             if gathered:
                 self._gathered |= gathered
-                choice = self._chosen(choice)
+                choice = self._choose(choice.graph)
                 continue
             try:
                 shapes = self._shapes()
                 compare(choice, shapes, self._sample, self._run(shapes))
             except ProgramMismatch as mismatch:
                 self._ban(choice, mismatch)
-                choice = self._chosen(choice)
+                choice = self._choose(choice.graph)
                 continue
             choice.cut.fused = dict(self._fused)
             self._proved = choice
@@ -160,11 +156,7 @@ class _ProofSearch:
                 )
 
     def scattered(self, only: Cut | None) -> Cut:
-        """The cut that `run` has found, and along the sequence what its program proves.
-
-        Args:
-            only: nothing else than this cut does is cut so.
-        """
+        """The cut that `run` has found, and along the sequence what its program proves."""
         choice, stays, positions = self._proved, dict[Key, str](), None
         for _ in range(ROUNDS):
             try:
@@ -244,12 +236,8 @@ class _ProofSearch:
         self._copy, self._of = shapes.model, dict(self._fused)
         return self._choose(graph)
 
-    def _chosen(self, choice: SplitChoice) -> SplitChoice:
-        """Choose again, for the same program."""
-        return self._choose(choice.graph)
-
     def _choose(self, graph: Any) -> SplitChoice:
-        return SplitChoice(graph, self._copy, self._parts, self._hints(), self._banned, self._opened)
+        return SplitChoice(graph, self._copy, self._parts, self._hints(), self.banned, self._opened)
 
     def _hints(self) -> Hints:
         if self._given:
@@ -259,16 +247,7 @@ class _ProofSearch:
                 for kind in ("vocabulary", "column, gathered")
             )
             return Hints(rows, gathered, kinds)
-        total = sum(parameter.numel() for parameter in self._copy.parameters())
-        tables = {
-            path
-            for path, module in self._copy.named_modules()
-            if isinstance(module, nn.Embedding)
-            and layer_of(module) is not None
-            and module.weight.numel() >= LARGE * total
-            and module.weight.shape[0] % self._parts == 0
-            and (f"{path}.weight", 0) not in self._banned
-        }
+        tables = self._large_of(nn.Embedding)
         weights = {id(module_at(self._copy, path).weight) for path in tables}
         tied = {
             path
@@ -279,32 +258,30 @@ class _ProofSearch:
 
     def _large(self, choice: SplitChoice) -> set[str]:
         """Whole layers with many of the parameters."""
+        return {p for p in self._large_of(nn.Linear) if choice.runs(p) and p not in choice.cut.modules}
+
+    def _large_of(self, kind: type[Any]) -> set[str]:
+        """Layers of a kind with many of the parameters, whose rows can be cut."""
         total = sum(parameter.numel() for parameter in self._copy.parameters())
         return {
             path
             for path, module in self._copy.named_modules()
-            if isinstance(module, nn.Linear)
+            if isinstance(module, kind)
             and layer_of(module) is not None
-            and choice.runs(path)
-            and path not in choice.cut.modules
             and module.weight.numel() >= LARGE * total
             and module.weight.shape[0] % self._parts == 0
-            and (f"{path}.weight", 0) not in self._banned
+            and (f"{path}.weight", 0) not in self.banned
         }
 
     def _ban(self, choice: SplitChoice, mismatch: ProgramMismatch) -> None:
         """What is cut at this operator stays whole from now on."""
         nodes: list[Node] = [*choice.graph.nodes[mismatch.node.number :: -1], *choice.graph.nodes]
         for node in nodes:
-            numbers = [number for number in node.outputs if number is not None]
-            here = {
-                index
-                for number in [*numbers, *(ref.value for ref in refs((node.args, node.named)))]
-                for index in choice.cuts(number)
-            }
+            numbers = node.made
+            here = {index for number in [*numbers, *node.taken] for index in choice.cuts(number)}
             if here:
                 for key in choice.held(here):
-                    self._banned[key] = mismatch.why
+                    self.banned[key] = mismatch.why
                 return
         raise AssertionError(f"nothing is cut, and yet {mismatch.why}")
 

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from .indices import Dim, Dims, block, block_all, groups_of, join, mark, one, regrouped, size_of
-from .program import Graph, Node, Ref, Value, writes_of
-
-__all__ = ["ALONG", "DRAWS", "GROUP_NORM", "WHOLE", "Contraction", "Rules", "rule_of", "slice_of"]
+from .program import Graph, Node, Ref, Value, refs, writes_of
 
 # Operators that draw random numbers
 DRAWS = {
@@ -135,7 +133,7 @@ class Rules:
                 why = f"{node.name} needs all of it: {because}, at {node.line}"
             block_all((dim for ref in came for dim in self.of(ref)), why)
             found = []
-        outputs = [number for number in node.outputs if number is not None]
+        outputs = node.made
         for place, number in enumerate(outputs):
             shape = self.graph.values[number].shape
             dims = found[place] if place < len(found) else None
@@ -187,8 +185,6 @@ class Rules:
 
 
 def _refs(node: Node) -> list[Ref]:
-    from .program import refs
-
     return [*refs(node.args), *refs(node.named)]
 
 
@@ -203,7 +199,7 @@ def _out(rules: Rules, node: Node, place: int = 0) -> tuple[int, ...]:
 
 
 def _pointwise(rules: Rules, node: Node, why: str) -> list[Dims | None]:
-    shapes = [rules.graph.values[number].shape for number in node.outputs if number is not None]
+    shapes = [rules.graph.values[number].shape for number in node.made]
     dims = rules.broadcast(_refs(node), shapes[0], why)
     return [dims if shape == shapes[0] else None for shape in shapes]
 
@@ -251,10 +247,6 @@ def _permute(rules: Rules, node: Node, _why: str) -> list[Dims | None]:
         first, second = node.args[1:3] if node.name.startswith("aten.transpose") else (0, 1)
         order[first], order[second] = order[second], order[first]
     return [[came[at] for at in order]]
-
-
-def _squeeze(rules: Rules, node: Node, why: str) -> list[Dims | None]:
-    return _view(rules, node, why)
 
 
 def _select(rules: Rules, node: Node, why: str) -> list[Dims | None]:
@@ -433,7 +425,7 @@ def _along(place: int, *, keeps: bool, default: int | None = None) -> Rule:
         dims = [given] if isinstance(given, int) else given
         over = {at % len(came) for at in dims} if came else set()
         block_all((came[at] for at in over), why)
-        outputs = [rules.graph.values[number].shape for number in node.outputs if number is not None]
+        outputs = [rules.graph.values[number].shape for number in node.made]
         found: Dims = []
         whole = len(outputs[0]) == len(came)
         for at, dim in enumerate(came):
@@ -556,7 +548,7 @@ def _repeat(rules: Rules, node: Node, why: str) -> list[Dims | None]:
 
 def _spatial(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     came = rules.of(node.args[0])
-    shapes = [rules.graph.values[number].shape for number in node.outputs if number is not None]
+    shapes = [rules.graph.values[number].shape for number in node.made]
     kept = len(came) - (2 if "2d" in node.name else 1)
     block_all(came[kept:], why)
     return [[*came[:kept], *(one(size, why) for size in shape[kept:])] for shape in shapes]

@@ -14,18 +14,11 @@ from typing import NamedTuple
 from .call_structure import Slot
 from .program import Frame, Graph, Node, refs, writes_of
 
-__all__ = ["Boundary", "Place", "ScopedValue", "Scopes"]
-
 Place = tuple[str, bool, Slot]  # of a module, in or out, where
 
 
 class Boundary(NamedTuple):
-    """Where a value goes into a call of a module (`out`: comes out of it).
-
-    Args:
-        frame: the number of the call.
-        slots: of the tensor that it takes, or returns.
-    """
+    """Where a value goes into a call of a module (`out`: comes out of it)."""
 
     frame: int
     out: bool
@@ -33,12 +26,7 @@ class Boundary(NamedTuple):
 
 
 class ScopedValue(NamedTuple):
-    """A value as one module sees it.
-
-    Args:
-        before: the number of the ScopedValue on the other side of the boundary.
-        inside: the call of the module that sees it; -1: none.
-    """
+    """A value as one module sees it."""
 
     number: int
     value: int

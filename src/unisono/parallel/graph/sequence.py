@@ -16,16 +16,12 @@ import math
 import re
 from typing import NoReturn
 
-from unisono.torch_internals.fake import arguments_of
-
 from .backward import Backward, Chosen, Positions, Refusal
 from .cut import Cut, ModuleMove
 from .indices import Dim, Dims, Factor, Index, block_all, mixed, roots, size_of
-from .program import Node, Value, refs
+from .program import Node, Value, drops, refs
 from .rules import DRAWS, Rules
 from .scopes import ScopedValue, Scopes
-
-__all__ = ["Key", "ScatteredPositions", "Stays", "check_draws", "settle"]
 
 PRODUCTS = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution", "aten.embedding")
 ENTER = ModuleMove("enter", 0)
@@ -155,8 +151,8 @@ class ScatteredPositions:
         return "out" if seen.boundary.out else "in", re.sub(r"\b\d+\b", "*", f"{path} {seen.boundary.slots}")
 
     def _numbers(self, node: Node) -> list[int]:
-        made = [number for number in node.outputs if number is not None]
-        return [*made, *(self._scopes.at(node, ref.value) for ref in refs([node.args, node.named]))]
+        made = node.made
+        return [*made, *(self._scopes.at(node, n) for n in node.taken)]
 
     def _reached(self, kinds: set[Index]) -> set[Index]:
         """What nothing blocks, and values go to from the end of a cut."""
@@ -282,7 +278,7 @@ class _PositionRules(Rules):
     def _note(self, number: int, value: int) -> None:
         """Positions are where the whole program has them."""
         for here, there in zip(self.dims[number], self._base.dims[value], strict=True):
-            if [list(map(_size, s)) for s in here] == [list(map(_size, s)) for s in there]:
+            if [[f.size for f in s] for s in here] == [[f.size for f in s] for s in there]:
                 for one, other in zip(here, there, strict=True):
                     self._positions |= {
                         a.index.root()
@@ -302,10 +298,10 @@ class _PositionRules(Rules):
         self._note(seen.number, seen.value)
 
     def _block(self, node: Node) -> None:
-        made = [number for number in node.outputs if number is not None]
+        made = node.made
         for number in made:
             self._note(number, number)
-        given = [ref.value for ref in refs([node.args, node.named])]
+        given = node.taken
         dims = [dim for n in made for dim in self.dims[n]]
         dims += [dim for n in given for dim in self.dims[self._scopes.at(node, n)]]
         layers = [
@@ -322,10 +318,6 @@ class _PositionRules(Rules):
         mine = [roots([dim]) & self.positions() for n in made for dim in self.dims[n]]
         if len(set().union(*mine)) > 1:
             block_all(dims, f"it has positions of two kinds, at {node.line}")
-
-
-def _size(factor: Factor) -> int:
-    return factor.size
 
 
 # ---- draws ----
@@ -352,10 +344,10 @@ def check_draws(choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions |
         for event in events.get(node.number, ()):
             own = event == "begin"
         if node.name in DRAWS or _drops(node):
-            here = {index for number in node.outputs if number is not None for index in choice.cuts(number)}
+            here = {index for number in node.made for index in choice.cuts(number)}
             here |= {index for ref in refs(node.args) for index in choice.cuts(ref.value)}
-            numbers = [scopes.at(node, ref.value) for ref in refs([node.args, node.named])]
-            numbers += [number for number in node.outputs if number is not None]
+            numbers = [scopes.at(node, n) for n in node.taken]
+            numbers += node.made
             if positions is not None and (found := [n for n in numbers if positions.scattered(n)]):
                 path = graph.module_of(node)
                 if not path or any(frame.inside for frame in graph.frames if frame.path == path):
@@ -377,10 +369,4 @@ def check_draws(choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions |
 
 def _drops(node: Node) -> bool:
     """Whether it is attention with dropout."""
-    if not node.name.startswith("aten._scaled_dot_product"):
-        return False
-    return any(
-        given
-        for argument, given in zip(arguments_of(node.op), node.args, strict=False)
-        if argument.name == "dropout_p"
-    )
+    return node.name.startswith("aten._scaled_dot_product") and drops(node.op, node.args, node.named)

@@ -22,11 +22,6 @@ from unisono.torch_internals.fake import fake_mode, without_values
 
 from .containers import mapped
 
-__all__ = [
-    "CaptureError", "Shapes", "check_collective", "may_be_packed", "model_copy", "searches_packed_texts",
-    "single_texts",
-]  # fmt: skip
-
 
 class CaptureError(UnfitError):
     """A model cannot be recorded; the text names the file and the line.
@@ -100,14 +95,7 @@ class Shapes:
                 if isinstance(value, Tensor) and id(value) not in memo:
                     blank = memo[id(value)] = self.blank(value)
                     self.attributes[id(blank)] = blank, (path, leaf)
-        try:
-            made: tuple[nn.Module, Any] = model_copy((model, also), memo)
-        except Exception as error:
-            raise CaptureError(
-                f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so what it does "
-                "cannot be recorded"
-            ) from error
-        self.model, self.also = made
+        self.model, self.also = model_copy((model, also), memo)
 
     def original(self, tensor: Tensor) -> str | None:
         """The name of a parameter or buffer of the model that was copied; None: it is none of them."""
@@ -133,14 +121,23 @@ def _home() -> torch.device:
 # ---- copies ----
 
 
-def model_copy(model: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A deep copy of a model, or of a tuple of models and modules of theirs.
+def model_copy(
+    model: Any, memo: dict[int, Any] | None = None, so: str = "what it does cannot be recorded"
+) -> Any:
+    """A deep copy of a model, or of a tuple of a model and modules of its own.
 
     Args:
         memo: id of an object -> what the copy has in its place, as for copy.deepcopy.
+        so: what follows where it cannot be copied, for the text of the error.
+    Raises:
+        CaptureError: it cannot be copied.
     """
     known: dict[int, Any] = {} if memo is None else memo
-    made = copy.deepcopy(model, known)
+    try:
+        made = copy.deepcopy(model, known)
+    except Exception as error:
+        name = type(model[0] if isinstance(model, tuple) else model).__name__
+        raise CaptureError(f"{name} cannot be copied ({type(error).__name__}: {error}), so {so}") from error
     functions = _CopiedFunctions(known)
     for part in made if isinstance(made, tuple) else (made,):
         for module in part.modules() if isinstance(part, nn.Module) else ():

@@ -16,7 +16,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,9 +29,6 @@ from .executor import ForwardCall, RunningModel, RunStep, Values, call_of, opera
 from .noted_call import CHECKS, ModuleOp
 from .program import HOOKS, Frame, Graph, Node, Ref, columns, refs, replayed, writes_of, written_in
 from .rules import DRAWS
-
-__all__ = ["Item", "Stage", "StageError", "StageProgram", "StageStart", "choose_starts"]
-
 
 # ---- where stages begin ----
 
@@ -99,7 +96,7 @@ def _free_nodes(graph: Graph, held: Collection[int] = ()) -> set[int]:
     bound: set[int] = set()  # values that do not
     found: set[int] = set()
     for node in graph.nodes:
-        given = [ref.value for ref in refs((node.args, node.named))]
+        given = node.taken
         writes = [before for before, _ in writes_of(node)]
         if (
             any(number in bound or graph.values[number].kind == "parameter" for number in given)
@@ -107,7 +104,7 @@ def _free_nodes(graph: Graph, held: Collection[int] = ()) -> set[int]:
             or node.number in held
             or any(_is_buffer(graph, number) for number in writes)
         ):
-            bound.update(number for number in node.outputs if number is not None)
+            bound.update(number for number in node.made)
         else:
             found.add(node.number)
     storages = {graph.values[number].storage for number in bound}
@@ -117,12 +114,12 @@ def _free_nodes(graph: Graph, held: Collection[int] = ()) -> set[int]:
             number
             for number in found
             if any(out is not None and values[out].storage in storages for out in graph.nodes[number].outputs)
-            or any(ref.value in bound for ref in refs((graph.nodes[number].args, graph.nodes[number].named)))
+            or not bound.isdisjoint(graph.nodes[number].taken)
         }
         if not lost:
             return found
         found -= lost
-        outputs = {out for number in lost for out in graph.nodes[number].outputs if out is not None}
+        outputs = {out for number in lost for out in graph.nodes[number].made}
         bound |= outputs
         storages |= {values[out].storage for out in outputs}
 
@@ -152,11 +149,8 @@ class _CrossingValues:
         self.bytes, self.values = [*itertools.accumulate(self.bytes)], [*itertools.accumulate(self.values)]
         for storage, spans in crossing.items():
             for (a, b), (c, d) in itertools.combinations(sorted(spans), 2):
-                self._break(max(a, c), min(b, d, written[storage]))
-
-    def _break(self, first: int, last: int) -> None:
-        for place in range(first, last + 1):
-            self.broken[place] = True
+                for place in range(max(a, c), min(b, d, written[storage]) + 1):
+                    self.broken[place] = True
 
     @staticmethod
     def _last_uses(graph: Graph, free: set[int]) -> dict[int, int]:
@@ -205,7 +199,7 @@ def choose_starts(graph: Graph, stages: int) -> list[StageStart]:
 
 def _balanced(graph: Graph, flow: _CrossingValues, places: list[int], stages: int) -> list[int]:
     """The places whose dearest stage is cheapest; of those that cost alike, the ones with fewest bytes."""
-    made = [sum(graph.values[out].nbytes for out in node.outputs if out is not None) for node in graph.nodes]
+    made = [sum(graph.values[out].nbytes for out in node.made) for node in graph.nodes]
     each = (node.flops + nbytes for node, nbytes in zip(graph.nodes, made, strict=True))
     costs = [0.0, *itertools.accumulate(map(float, each))]
     total = costs[-1] or 1.0
@@ -387,7 +381,9 @@ class StageProgram:
                     raise StageError(f"{graph.model} writes into a tensor that is not its own, at {line}")
         self.stages = self._cut()
         self._steps: dict[int, list[RunStep]] = {}
-        self.surely_used = self._surely_used()
+        results = [number for number in graph.outputs if graph.values[number].differentiable]
+        used = [self._used_for(number) for number in dict.fromkeys(results)]
+        self.surely_used = frozenset[int]().union(*used[:1]).intersection(*used[1:])
         self.unused = frozenset(names.values()).difference(*(stage.parameters for stage in self.stages))
         self._check_kept()
 
@@ -429,7 +425,7 @@ class StageProgram:
         nodes = [node] if frame is None else self.graph.nodes[first : frame.last]
         inside = {number for node in nodes for number in node.outputs}
         reads, writes, renames = set[int](), set[int](), list[tuple[int, int]]()
-        parameters, makes = set[str](), [number for number in node.outputs if number is not None]
+        parameters, makes = set[str](), node.made
         if frame is not None:
             parameters, makes = set(self._held[frame.path]), list(frame.outputs)
             reads = {number for number in frame.inputs if values[number].kind in ("input", "operator")}
@@ -452,9 +448,6 @@ class StageProgram:
             first, frame, node if frame is None else None, frozenset(reads), tuple(dict.fromkeys(makes)),
             renames, frozenset(writes), frozenset(parameters),
         )  # fmt: skip
-
-    def _writes_state(self, storages: Iterable[int]) -> bool:
-        return any(self.graph.values[storage].kind in ("buffer", "parameter") for storage in storages)
 
     # ---- stages ----
 
@@ -484,18 +477,12 @@ class StageProgram:
             raise StageError(f"{graph.model}: a value is needed before it is made, at {line}")
         return stages
 
-    def _surely_used(self) -> frozenset[int]:
-        values = self.graph.values
-        results = [number for number in self.graph.outputs if values[number].differentiable]
-        used = [self._used_for(number) for number in dict.fromkeys(results)]
-        return frozenset[int]().union(*used[:1]).intersection(*used[1:])
-
     def _used_for(self, result: int) -> set[int]:
         """Values from which a tensor of the result follows, by operators that pass gradients on."""
         values = self.graph.values
         used, storages = {result}, {values[result].storage}
         for node in reversed(self.graph.nodes):
-            given = {ref.value for ref in refs((node.args, node.named))}
+            given = {*node.taken}
             writes = any(values[before].storage in storages for before, _ in writes_of(node))
             detaches = node.name == "aten.detach" and not self.graph.taken_by_functions & given
             makes = used.intersection(node.outputs) if node.grad and not detaches else ()
@@ -516,7 +503,7 @@ class StageProgram:
             own = not item.free and first <= item.first < stop
             if item.first >= stop or not (own or item.free):
                 continue
-            state = self._writes_state(item.writes)
+            state = any(_is_buffer(self.graph, storage) for storage in item.writes)
             checks = item.node is not None and item.node.name in CHECKS and first <= item.first
             if (
                 checks
@@ -538,14 +525,12 @@ class StageProgram:
         free = {item.first for item in self._items if item.free}
         for number, attribute in self.graph.kept.items():
             node = self.graph.nodes[self.graph.values[number].node]
-            if not calls & set(node.frames) and not free & {node.number, *self._firsts(node)}:
+            firsts = {node.number, *(self.graph.frames[at].first for at in node.frames)}
+            if not calls & set(node.frames) and not free & firsts:
                 raise StageError(
                     f'{self.graph.model} keeps a tensor in "{attribute}", at {node.line}. In a pipeline the '
                     "loss would not see it: return it from the model"
                 )
-
-    def _firsts(self, node: Node) -> list[int]:
-        return [self.graph.frames[number].first for number in node.frames]
 
     # ---- runs ----
 
@@ -628,9 +613,7 @@ class StageProgram:
     @functools.cached_property
     def digest(self) -> str:
         """What all ranks must have alike, as a short text."""
-        flat = [
-            (node.name, [self._told(n) for n in node.outputs if n is not None]) for node in self.graph.nodes
-        ]
+        flat = [(node.name, [self._told(n) for n in node.made]) for node in self.graph.nodes]
         told = repr((flat, [(stage.comes, stage.goes) for stage in self.stages]))
         return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 

@@ -24,8 +24,6 @@ from .containers import numbers_of
 from .cut import Sizes
 from .local_model import changed
 
-__all__ = ["Forward", "Written"]
-
 TORCH = os.path.dirname(torch.__file__) + os.sep
 
 

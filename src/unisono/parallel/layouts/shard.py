@@ -254,7 +254,6 @@ def _assignments(parts: dict[str, int], sizes: Sequence[int]) -> Iterator[Owners
 
 
 def _smallest(size: int, cut: int) -> int:
-    """The size of the smallest part."""
     axes = primes(cut)
     places = itertools.product(*map(range, axes))
     return min(span(size, [*zip(axes, place, strict=True)])[1] for place in places)

@@ -10,30 +10,25 @@ import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import tensors_in
+from unisono.parallel.graph.stage_program import StageProgram
+from unisono.parallel.loss_check import LossParameters, end_of_graph
 from unisono.parallel.loss_weights import mean, pair
-from unisono.parallel.sharded_parameters import reshard
+from unisono.parallel.mesh import PlanMesh
+from unisono.parallel.programs import ModelPrograms
+from unisono.parallel.sharded_parameters import DataAxis, reshard
 from unisono.torch_internals import training
 from unisono.torch_internals.group_use import within
 
 from .schedule import Action, Schedule, Span, StageMessage
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from unisono.parallel.graph.stage_program import StageProgram
-    from unisono.parallel.loss_check import LossParameters
-    from unisono.parallel.mesh import PlanMesh
-    from unisono.parallel.programs import ModelPrograms
-    from unisono.parallel.sharded_parameters import DataAxis
 
 
 @dataclass
@@ -59,10 +54,6 @@ class StepInput:
     update: bool = True
     recorded: bool = True
     guard: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-
-    def recorded_loss(self, micro: int) -> Callable[[Any, Any], Tensor] | None:
-        """What a program under a context axis ends with; None: with the output of the model."""
-        return self.loss if self.recorded and self.weights[micro] else None
 
     def counted(self, output: Any, targets: Any) -> tuple[Tensor, float]:
         """The loss of a micro-batch, and its count."""
@@ -92,8 +83,6 @@ class _ForwardRecord:
 
 @dataclass
 class _StepState:
-    """The state of one step."""
-
     schedule: Schedule
     step_input: StepInput
     forward_records: dict[tuple[int, int], _ForwardRecord] = field(default_factory=dict)
@@ -257,7 +246,7 @@ class PipelineRuntime:
             weight = given.weights[micro]
             output = output if recorded else self._output(output)
             parameters = self.loss_parameters if torch.is_grad_enabled() else None
-            begun = 0 if parameters is None else parameters.begin()
+            begun = 0 if parameters is None else end_of_graph()
             if recorded:
                 loss, count = given.checked(output)
             else:
@@ -350,7 +339,8 @@ class PipelineRuntime:
         """What runs; None: the model, or its pieces."""
         if self.programs is None:
             return None
-        return self.programs.of(*given.micros[micro], given.recorded_loss(micro))
+        loss = given.loss if given.recorded and given.weights[micro] else None
+        return self.programs.of(*given.micros[micro], loss)
 
     def _parameters(self, stage: int) -> Iterator[nn.Parameter]:
         root: Any = self._root

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -169,7 +168,7 @@ class DryRun:
         sample = self.task.blank_batch(self.sizes[0], shapes)[0]
         recorded = RecordedPrograms(model, mesh, structure.output, sample)
         if recorded.axis is not None:
-            recorded.axis.ranks = replace(recorded.axis.ranks, rank=self.plan.context - 1)
+            recorded.axis.ranks = recorded.axis.ranks._replace(place=self.plan.context - 1)
         return recorded
 
     def _schedule(self, micro_batches: int) -> Schedule:
