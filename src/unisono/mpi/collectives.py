@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from unisono.mpi import constants, schedules
+from unisono.mpi import schedules
+from unisono.mpi.addresses import check_root
 from unisono.mpi.buffers import in_place
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import whole
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
 from unisono.mpi.op import OPS, Op, check_alike, check_type, engine_op
@@ -17,18 +18,6 @@ from unisono.mpi.plan import Plan, forms
 from unisono.mpi.progress import Schedule
 
 SUM = OPS["SUM"]
-
-
-def check_root(root: int, size: int) -> int:
-    """Check the number of a root.
-
-    Raises:
-        Exception: there is no such rank.
-    """
-    root = whole(root, "root")
-    if not 0 <= root < size:
-        raise Exception(constants.ERR_ROOT, f"root is {root}, expected 0..{size - 1}")
-    return root
 
 
 def copy_of(block: Block) -> Any:

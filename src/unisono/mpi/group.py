@@ -8,7 +8,7 @@ from typing import Any
 from unisono.mpi import constants
 from unisono.mpi.ending import worlds
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.handle import Handle, State
+from unisono.mpi.handle import Handle, State, getter
 
 
 class Members(State):
@@ -23,10 +23,7 @@ class Group(Handle):
 
     _state: Any
 
-    def _alive(self) -> Members:
-        if self._state is None:
-            raise Exception(constants.ERR_GROUP, "the group is null")
-        return self._state
+    _null = constants.ERR_GROUP
 
     def _new(self, ranks: Sequence[int]) -> Group:
         if not ranks:
@@ -34,16 +31,8 @@ class Group(Handle):
         made: Group = type(self)._of(Members(ranks, self._alive().own))
         return made
 
-    def Get_size(self) -> int:
-        """The number of ranks."""
-        return len(self._alive().ranks)
-
-    def Get_rank(self) -> int:
-        """This process's rank in it, or UNDEFINED."""
-        state = self._alive()
-        return state.ranks.index(state.own) if state.own in state.ranks else constants.UNDEFINED
-
-    size, rank = property(Get_size), property(Get_rank)
+    Get_size, size = getter("The number of ranks.", lambda state: len(state.ranks))
+    Get_rank, rank = getter("This process's rank, or UNDEFINED.", lambda one: _place(one.own, one.ranks))
 
     def _chosen(self, ranks: Sequence[int]) -> list[int]:
         members = self._alive().ranks
@@ -116,10 +105,11 @@ class Group(Handle):
         """The ranks of a process set."""
         return _cast(cls, session.Create_group(pset_name))
 
-    def Free(self) -> None:
-        """Release it."""
-        self._alive()
-        self._state = None
+    Free = Handle._free
+
+
+def _place(member: int, members: tuple[int, ...]) -> int:
+    return members.index(member) if member in members else constants.UNDEFINED
 
 
 def _translated(members: tuple[int, ...], other: tuple[int, ...], rank: int) -> int:
@@ -127,7 +117,7 @@ def _translated(members: tuple[int, ...], other: tuple[int, ...], rank: int) -> 
         return rank
     if not 0 <= rank < len(members):
         raise Exception(constants.ERR_RANK, f"rank {rank} of a group of {len(members)}")
-    return other.index(members[rank]) if members[rank] in other else constants.UNDEFINED
+    return _place(members[rank], other)
 
 
 def _ranges(ranges: Sequence[tuple[int, int, int]]) -> list[int]:

@@ -16,7 +16,7 @@ from unisono.engine.environment import env
 from unisono.engine.store import PrefixStore, Store, StoreServer, TCPStore
 from unisono.errors import StoreError
 from unisono.mpi import constants, object_schedules
-from unisono.mpi.collectives import check_root
+from unisono.mpi.addresses import check_root
 from unisono.mpi.comm_state import CommState, handle_of
 from unisono.mpi.context import PARENT_CONTEXT, Contexts
 from unisono.mpi.ending import worlds

@@ -29,6 +29,7 @@ class Message(Handle):
     """A message that a probe has taken."""
 
     _state: Any
+    _null = constants.ERR_REQUEST
 
     @classmethod
     def Probe(
@@ -57,9 +58,7 @@ class Message(Handle):
     probe, iprobe = Probe, Iprobe
 
     def _take(self) -> Any:
-        if self._state is None:
-            raise Exception(constants.ERR_REQUEST, "the message is null")
-        taken = self._state
+        taken = self._alive()
         if self is not MESSAGE_NO_PROC:
             self._state = None
         return taken

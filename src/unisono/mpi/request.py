@@ -24,6 +24,7 @@ class Request(Handle):
     """An operation under way. After its end it is null."""
 
     _state: Pending | None
+    _null = constants.ERR_REQUEST
 
     @classmethod
     def _for(cls, operation: Operation) -> Any:
@@ -107,11 +108,7 @@ class Request(Handle):
             raise Exception(constants.ERR_REQUEST, "the request is null or inactive")
         operation.cancel()
 
-    def Free(self) -> None:
-        """Forget it; the operation goes on."""
-        if self._state is None:
-            raise Exception(constants.ERR_REQUEST, "the request is null")
-        self._state = None
+    Free = Handle._free
 
     def wait(self, status: Status | None = None) -> Any:
         """Wait for its end; returns the object."""

@@ -2,32 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from unisono.mpi import constants, object_schedules
+from unisono.mpi import constants
+from unisono.mpi import object_schedules as objects
+from unisono.mpi.addresses import check_root
 from unisono.mpi.comm_state import CommState, handle_of
 from unisono.mpi.context import agree
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Exception, whole
 from unisono.mpi.lane import Lane
+from unisono.mpi.op import OPS
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule, complete
+
+ROOT, PROC_NULL, SUM = constants.ROOT, constants.PROC_NULL, OPS["SUM"]
 
 
 def both_sides(lane: Lane, obj: Any) -> Schedule:
     """(the objects of this side's ranks, those of the other side's), on every rank."""
-    mine = yield from object_schedules.gather(lane.local, obj, 0)
+    mine = yield from objects.gather(lane.local, obj, 0)
     theirs = None
     if lane.rank == 0:
         incoming = lane.receive_bytes(0)
         yield [incoming, lane.send_bytes(0, pickle.dumps(mine))]
         theirs = pickle.loads(incoming.value)
-    return (yield from object_schedules.broadcast(lane.local, (mine, theirs), 0))
+    return (yield from objects.broadcast(lane.local, (mine, theirs), 0))
 
 
 def swap_leaders(lane: Lane, packed: Any, room: Any) -> Schedule:
     """Ranks 0 of both sides exchange bytes."""
     if lane.rank == 0:
         yield [lane.receive(0, room), lane.send(0, packed)]
+
+
+# ---- collectives of objects: what goes to a side comes from the other one
+
+
+def side_root(lane: Lane, root: int) -> int:
+    """Check a root: ROOT, PROC_NULL, or a rank of the other side."""
+    return whole(root, "root") if root in (ROOT, PROC_NULL) else check_root(root, lane.size)
+
+
+def _scattered(lane: Lane, root: int, objs: Callable[[], list[Any]]) -> Schedule:
+    """The root sends one of its objects to each rank of the other side, which returns it."""
+    root = side_root(lane, root)
+    gives = list(enumerate(objs())) if root == ROOT else []
+    found = yield from objects.exchange(lane, gives, [root] if root >= 0 else [])
+    return found[0] if root >= 0 else None
+
+
+def broadcast(lane: Lane, obj: Any, root: int = 0) -> Schedule:
+    """The object of the root, for every rank of the other side."""
+    return _scattered(lane, root, lambda: [obj] * lane.size)
+
+
+def scatter(lane: Lane, sendobj: Any, root: int = 0) -> Schedule:
+    """Object i of the root, for rank i of the other side."""
+    return _scattered(lane, root, lambda: objects.one_for_each(sendobj, lane.size))
+
+
+def gather(lane: Lane, sendobj: Any, root: int = 0) -> Schedule:
+    """The objects of the other side, for the root."""
+    root = side_root(lane, root)
+    gives, takes = [(root, sendobj)] if root >= 0 else [], range(lane.size) if root == ROOT else ()
+    found = yield from objects.exchange(lane, gives, list(takes))
+    return found if root == ROOT else None
+
+
+def all_gather(lane: Lane, sendobj: Any) -> Schedule:
+    """The objects of the other side."""
+    return (yield from both_sides(lane, sendobj))[1]
+
+
+def reduce(lane: Lane, sendobj: Any, op: Any = SUM, root: int = 0) -> Schedule:
+    """The objects of the other side, reduced, for the root."""
+    root, found = side_root(lane, root), None
+    if root >= 0:
+        found = yield from objects.reduce(lane.local, sendobj, op, 0)
+    gives = [(root, found)] if root >= 0 and lane.rank == 0 else []
+    got = yield from objects.exchange(lane, gives, [0] if root == ROOT else [])
+    return got[0] if got else None
+
+
+def all_reduce(lane: Lane, sendobj: Any, op: Any = SUM) -> Schedule:
+    """The objects of the other side, reduced."""
+    found = yield from objects.reduce(lane.local, sendobj, op, 0)
+    if lane.rank == 0:
+        (found,) = yield from objects.exchange(lane, [(0, found)], [0])
+    return (yield from objects.broadcast(lane.local, found, 0))
 
 
 class SideCreation:
@@ -44,14 +107,12 @@ class SideCreation:
 
         def exchange(obj: Any) -> Schedule:
             """The objects of all ranks of both sides."""
-            told = yield from object_schedules.all_gather(lane, obj)
+            told = yield from objects.all_gather(lane, obj)
             remote = None
             if lane.rank == local_leader and (peers := peer_comm._alive()).world is state.world:
                 between = peers.lane_of_few(peers.peers, tag)
-                (remote,) = yield from object_schedules.exchange(
-                    between, [(remote_leader, told)], [remote_leader]
-                )
-            theirs = yield from object_schedules.broadcast(lane, remote, local_leader)
+                (remote,) = yield from objects.exchange(between, [(remote_leader, told)], [remote_leader])
+            theirs = yield from objects.broadcast(lane, remote, local_leader)
             if theirs is None:
                 raise Exception(constants.ERR_COMM, "peer_comm has ranks of another job: take part of it")
             return told + theirs

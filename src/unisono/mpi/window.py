@@ -14,9 +14,10 @@ from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.comm import COMM_SELF, Intracomm
-from unisono.mpi.errors import Exception, HasErrhandler, whole
-from unisono.mpi.group import Group, group_of
-from unisono.mpi.handle import Handle, HasName
+from unisono.mpi.errhandler import HasErrhandler
+from unisono.mpi.errors import Exception, whole
+from unisono.mpi.group import group_of
+from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.info import INFO_NULL, HasInfo, Info
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.op import OPS, Op
@@ -124,36 +125,18 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
 
     # ---- what it is
 
-    def Get_group(self) -> Group:
-        """The ranks as a group."""
-        state = self._alive()
-        return group_of(state.world, state.ranks)
-
-    group = property(Get_group)
-    group_size = property(lambda self: len(self._alive().ranks), doc="The number of ranks.")
-    group_rank = property(lambda self: self._alive().rank, doc="This process's rank.")
-    attrs = property(lambda self: self._alive().attrs, doc="(address, bytes, unit) of the memory.")
-    flavor = property(lambda self: self._alive().flavor, doc="How it was made: WIN_FLAVOR_...")
-
-    @property
-    def model(self) -> int:
-        """WIN_UNIFIED: there is one copy of the memory."""
-        self._alive()
-        return constants.WIN_UNIFIED
+    Get_group, group = getter("The ranks as a group.", lambda state: group_of(state.world, state.ranks))
+    group_size = getter("The number of ranks.", lambda state: len(state.ranks))[1]
+    group_rank = getter("This process's rank.", lambda state: state.rank)[1]
+    attrs = getter("(address, bytes, unit) of the memory.", lambda state: state.attrs)[1]
+    flavor = getter("How it was made: WIN_FLAVOR_...", lambda state: state.flavor)[1]
+    model = getter("WIN_UNIFIED: there is one copy of the memory.", lambda _: constants.WIN_UNIFIED)[1]
 
     def _predefined(self) -> dict[int, Any]:
-        base, size, unit = self.attrs
-        return {
-            constants.WIN_BASE: base,
-            constants.WIN_SIZE: size,
-            constants.WIN_DISP_UNIT: unit,
-            constants.WIN_CREATE_FLAVOR: self.flavor,
-            constants.WIN_MODEL: constants.WIN_UNIFIED,
-        }
+        values = (*self.attrs, self.flavor, constants.WIN_UNIFIED)
+        return dict(zip(range(constants.WIN_BASE, constants.WIN_MODEL + 1), values, strict=True))
 
-    def tomemory(self) -> Any:
-        """The memory of this rank."""
-        return self._alive().memory
+    tomemory, _ = getter("The memory of this rank.", lambda state: state.memory)
 
     def __buffer__(self, flags: int) -> memoryview:
         return memoryview(self.tomemory())
