@@ -368,11 +368,9 @@ class _Access(Operation):
         self._future = future
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         return self.done or (self._future.done() and self._finish())
 
     def block(self) -> None:
-        """See `Operation.block`."""
         self._finish()
 
     def _finish(self) -> bool:

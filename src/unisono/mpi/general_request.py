@@ -22,7 +22,6 @@ class _General(Operation):
         self.complete = False
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if self.complete and not self.done:
             self.done = True
             self.status = Status()
@@ -34,7 +33,6 @@ class _General(Operation):
         return self.done
 
     def cancel(self) -> None:
-        """See `Operation.cancel`."""
         self._call(self.cancelling, self.complete)
 
     def _call(self, function: Any, *first: Any) -> None:

@@ -57,13 +57,11 @@ class _EngineCall(Operation):
         self._work, self._after = work, after
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if not self.done and self._work.done():
             self._conclude()
         return self.done
 
     def block(self) -> None:
-        """See `Operation.block`."""
         pause = Pause()
         while moving() and not self._work.done():
             move_all()

@@ -62,7 +62,6 @@ class Every(Operation):
         self.parts = parts
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         ended = [part.poll() for part in self.parts]  # each of them moves
         if not self.done and all(ended):
             first = self.parts[0]
@@ -76,7 +75,6 @@ class Every(Operation):
         return self.done
 
     def block(self) -> None:
-        """See `Operation.block`."""
         for part in self.parts:
             part.block()
         self.poll()
@@ -94,7 +92,6 @@ class ScheduleRun(Operation):
             _moving.append(self)
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if self.done or not self._turn.acquire(blocking=False):
             return self.done
         try:

@@ -158,7 +158,6 @@ class Transfer(Operation):
         self._world, self._work = world, work
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if self.done:
             return True
         work = self._work
@@ -170,7 +169,6 @@ class Transfer(Operation):
         return True
 
     def block(self) -> None:
-        """See `Operation.block`."""
         if self.done:
             return
         if moving():
