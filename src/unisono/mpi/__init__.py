@@ -110,13 +110,15 @@ globals().update(_OPS)
 
 def _name_constants() -> None:
     """Handles that are constants pickle by name; classes say that they are of this module."""
+    classes: set[type] = set()
     for name, value in list(globals().items()):
         if isinstance(value, _handle.Handle) and (value or name.endswith("_NULL")):
             _handle.names.setdefault((value._family(), value.handle), name)
         elif isinstance(value, type) and value.__module__.startswith("unisono.mpi."):
             value.__module__ = __name__
-            for base in value.__mro__:
-                _handle.name_methods(base)
+            classes.update(value.__mro__)
+    for one in classes:
+        _handle.name_methods(one)
 
 
 if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error

@@ -343,6 +343,6 @@ SHARED = {
     "_allreduce": "Allreduce", "_reduce_scatter_block": "Reduce_scatter_block",
     "_reduce_scatter": "Reduce_scatter",
 }  # fmt: skip
-"""The collectives that intercommunicators have, too."""
+"""The collectives that intercommunicators have, too: each form asks the class of its communicator."""
 forms(Collectives, SHARED)
 forms(Prefixes, {"_scan": "Scan", "_exscan": "Exscan"})

@@ -10,7 +10,7 @@ import numpy as np
 
 from unisono.mpi import constants, schedules, sides
 from unisono.mpi import object_schedules as objects
-from unisono.mpi.collectives import BYTE, SHARED, SUM, copy_of
+from unisono.mpi.collectives import BYTE, SUM, copy_of
 from unisono.mpi.comm import COMM_NULL, COMM_WORLD, Comm, Intracomm, hash_of
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.group import Group, group_of
@@ -19,7 +19,7 @@ from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
 from unisono.mpi.objects import collective
 from unisono.mpi.op import Op, check_alike, check_type
-from unisono.mpi.plan import Plan, forms
+from unisono.mpi.plan import Plan
 from unisono.mpi.progress import Schedule, complete
 from unisono.mpi.sides import both_sides, side_root, swap_leaders
 
@@ -232,5 +232,4 @@ def _exchange(lane: Lane, sendbuf: Any, recvbuf: Any, sent: Any, received: Any) 
     return _swap(lane, enumerate(sent(sendbuf, lane.size, writable=False)), enumerate(incoming))
 
 
-forms(Intercomm, SHARED)
 classes[INTER] = Intercomm

@@ -290,8 +290,8 @@ def _active(request: Request) -> bool:
 
 def _paired(requests: Sequence[Request], statuses: list[Status] | None) -> list[tuple[Request, Any]]:
     """Each request with its status; a list of statuses that is too short grows."""
-    number, given = len(requests), [] if statuses is None else statuses
-    if isinstance(given, list) and statuses is not None:
+    number, given = len(requests), () if statuses is None else statuses
+    if isinstance(given, list):
         given += [Status() for _ in range(number - len(given))]
     return list(zip(requests, [*given[:number], *[None] * (number - len(given))], strict=True))
 
