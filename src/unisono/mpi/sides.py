@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from unisono.mpi import constants
 from unisono.mpi import object_schedules as objects
@@ -93,6 +93,31 @@ def all_reduce(lane: Lane, sendobj: Any, op: Any = SUM) -> Schedule:
     return (yield from objects.broadcast(lane.local, found, 0))
 
 
+class Meeting(NamedTuple):
+    """How two sides that are not of one world meet: at a store. first: this side's ranks come first."""
+
+    address: tuple[str, int]
+    first: bool
+    others: int
+
+
+def _leader(state: CommState, peers: CommState, remote_leader: int, tag: int, told: list[Any]) -> Schedule:
+    """The objects of the other side's ranks, from its leader; a Meeting if the sides are of two worlds."""
+    between, foreign = peers.lane_of_few(peers.peers, tag), peers.world is not state.world
+    asked = [(remote_leader, (told, foreign))]
+    ((theirs, other),) = yield from objects.exchange(between, asked, [remote_leader])
+    if not foreign and not other:
+        return theirs
+    first, address = peers.world.rank < peers.peers[remote_leader], None
+    if first:
+        from unisono.mpi.meetings import serve
+
+        server = serve(peers.world)
+        address = server.host, server.port
+    (found,) = yield from objects.exchange(between, [(remote_leader, address)], [remote_leader])
+    return Meeting(address or found, first, len(theirs))
+
+
 class SideCreation:
     """The methods of `Intracomm` that reach other ranks."""
 
@@ -106,25 +131,29 @@ class SideCreation:
             raise Exception(constants.ERR_RANK, f"local_leader is {local_leader}")
 
         def exchange(obj: Any) -> Schedule:
-            """The objects of all ranks of both sides."""
-            told = yield from objects.all_gather(lane, obj)
-            remote = None
-            if lane.rank == local_leader and (peers := peer_comm._alive()).world is state.world:
-                between = peers.lane_of_few(peers.peers, tag)
-                (remote,) = yield from objects.exchange(between, [(remote_leader, told)], [remote_leader])
-            theirs = yield from objects.broadcast(lane, remote, local_leader)
-            if theirs is None:
-                raise Exception(constants.ERR_COMM, "peer_comm has ranks of another job: take part of it")
+            """The objects of this side's ranks, and those of the other's, or how both sides meet."""
+            told, remote = (yield from objects.all_gather(lane, obj)), None
+            if lane.rank == local_leader:
+                remote = yield from _leader(state, peer_comm._alive(), remote_leader, tag, told)
+            return told, (yield from objects.broadcast(lane, remote, local_leader))
+
+        def every(obj: Any) -> Schedule:
+            told, theirs = yield from exchange(obj)
             return told + theirs
 
         def schedule() -> Schedule:
-            told = yield from exchange((state.ranks, lane.number))
-            ranks = told[-1][0]
-            _, context, serial = yield from agree(exchange, contexts, told[0][1] + told[-1][1])
-            return ranks, context, serial
+            told, theirs = yield from exchange((state.ranks, lane.number))
+            if isinstance(theirs, Meeting):
+                return theirs
+            _, context, serial = yield from agree(every, contexts, told[0][1] + theirs[0][1])
+            return CommState(state.world, contexts, state.ranks, context, serial, theirs[0][0])
 
-        ranks, context, serial = complete(schedule())
-        return handle_of(CommState(state.world, contexts, state.ranks, context, serial, ranks))
+        made = complete(schedule())
+        if isinstance(made, Meeting):  # the sides are of two jobs
+            from unisono.mpi.meetings import meet, store_at
+
+            return meet(state, store_at(made.address), made.first, made.others)
+        return handle_of(made)
 
     def Spawn(
         self,
