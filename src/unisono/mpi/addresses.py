@@ -1,4 +1,4 @@
-"""Where a message goes, where it comes from, and what a status says of it."""
+"""Where a message goes, and where it comes from."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from unisono.mpi import constants
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.progress import Operation
-from unisono.mpi.status import Status
 from unisono.mpi.transport import MOST_TAG
 
 
@@ -36,12 +34,6 @@ def origin(state: CommState, source: int, tag: int) -> tuple[int | None, int]:
         raise Exception(constants.ERR_TAG, f"tag is {tag}, expected 0..{MOST_TAG}")
     peer = None if source == ANY_SOURCE else state.peers[source]
     return peer, tag
-
-
-def fill_status(status: Status | None, operation: Operation) -> None:
-    """What a status says of an operation that has ended."""
-    if status is not None:
-        status._set(operation.source, operation.tag, operation.nbytes, operation.cancelled)
 
 
 def check_root(root: int, size: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unisono.mpi.addresses import destination, fill_status, origin
+from unisono.mpi.addresses import destination, origin
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import whole
@@ -16,7 +16,7 @@ from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
-from unisono.mpi.status import Status
+from unisono.mpi.status import Status, fill_status
 from unisono.mpi.transport import BlockReceive, Receive, Transfer, truncated
 
 

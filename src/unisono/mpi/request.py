@@ -10,7 +10,7 @@ from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.partitioned import Partitioned
 from unisono.mpi.progress import Operation, Pause, move_all
-from unisono.mpi.status import Status
+from unisono.mpi.status import Status, fill_status
 
 
 class Pending(State):
@@ -39,7 +39,7 @@ class Request(Handle):
     def _conclude(self, status: Status | None) -> Any:
         """After the end: fill the status, forget the operation, return its value."""
         operation = self._operation()
-        _fill(status, operation)
+        fill_status(status, operation)
         if operation is None:
             return None
         if self._state.start is None:  # type: ignore[union-attr]
@@ -85,14 +85,14 @@ class Request(Handle):
 
     def Test(self, status: Status | None = None) -> bool:
         """Whether it has ended."""
-        return self.test(status)[0]
+        return Request.test(self, status)[0]  # a subclass's own `test` may call this
 
     def Get_status(self, status: Status | None = None) -> bool:
         """Whether it has ended; the request stays."""
         move_all()
         if not self._ended():
             return False
-        _fill(status, self._operation())
+        fill_status(status, self._operation())
         return True
 
     def Cancel(self) -> None:
@@ -156,7 +156,7 @@ class Request(Handle):
         if ended is not None and len(ended) < sum(map(_active, requests)):
             return False
         for one, status in _paired(requests, statuses):
-            _fill(status, one._operation())
+            fill_status(status, one._operation())
         return True
 
     @staticmethod
@@ -189,7 +189,7 @@ class Request(Handle):
         """(the index of one that has ended, whether there is one, its object)."""
         index, found = cls._look(requests)
         if index == constants.UNDEFINED:
-            _fill(status if found else None, None)
+            fill_status(status if found else None, None)
             return index, found, None
         return index, True, requests[index]._conclude(status)
 
@@ -198,7 +198,7 @@ class Request(Handle):
         """As `Testany`; the requests stay."""
         index, found = cls._look(requests)
         if found:
-            _fill(status, None if index == constants.UNDEFINED else requests[index]._operation())
+            fill_status(status, None if index == constants.UNDEFINED else requests[index]._operation())
         return index, found
 
     @staticmethod
@@ -242,7 +242,7 @@ class Request(Handle):
         """As `Testsome`; the requests stay."""
         ended = cls._ended_of(requests)
         for one, status in _paired([requests[index] for index in ended or ()], statuses):
-            _fill(status, one._operation())
+            fill_status(status, one._operation())
         return ended
 
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
@@ -273,15 +273,6 @@ class Prequest(Partitioned, Request):
         """Start several."""
         for one in requests:
             one.Start()
-
-
-def _fill(status: Status | None, operation: Operation | None) -> None:
-    if status is None:
-        return
-    if operation is None:
-        status._set(constants.ANY_SOURCE, constants.ANY_TAG, 0)
-    else:
-        status._set(operation.source, operation.tag, operation.nbytes, operation.cancelled)
 
 
 def _active(request: Request) -> bool:

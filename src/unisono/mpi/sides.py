@@ -156,14 +156,9 @@ class SideCreation:
         return handle_of(made)
 
     def Spawn(
-        self,
-        command: Any,
-        args: Any = None,
-        maxprocs: int = 1,
-        info: Any = None,
-        root: int = 0,
+        self, command: Any, args: Any = None, maxprocs: int = 1, info: Any = None, root: int = 0,
         errcodes: list[int] | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Start processes on the root's host. Returns the communicator with them; they have `Get_parent`.
 
         Raises:
@@ -175,14 +170,9 @@ class SideCreation:
         return made
 
     def Spawn_multiple(
-        self,
-        command: Any,
-        args: Any = None,
-        maxprocs: Any = 1,
-        info: Any = None,
-        root: int = 0,
+        self, command: Any, args: Any = None, maxprocs: Any = 1, info: Any = None, root: int = 0,
         errcodes: list[list[int]] | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """As `Spawn`, of several commands; the new ranks are in their order."""
         made, counts = self._spawn(command, args, maxprocs, info, root, True)
         if errcodes is not None:

@@ -9,6 +9,7 @@ from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import whole
 from unisono.mpi.handle import method
 from unisono.mpi.named_types import NAMED
+from unisono.mpi.progress import Operation
 
 BYTE = NAMED["BYTE"]
 
@@ -103,6 +104,14 @@ class Status:
         low, high, source, tag, error = arg
         status._set(source, tag, low & 0xFFFFFFFF | (high >> 1) << 32, bool(high & 1), error)
         return status
+
+
+def fill_status(status: Status | None, operation: Operation | None) -> None:
+    """What a status says of an operation that has ended; None: there was none."""
+    if status is not None and operation is not None:
+        status._set(operation.source, operation.tag, operation.nbytes, operation.cancelled)
+    elif status is not None:
+        status._set(constants.ANY_SOURCE, constants.ANY_TAG, 0)
 
 
 def _numbers(status: Status) -> memoryview:

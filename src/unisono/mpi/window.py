@@ -145,34 +145,28 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
 
     def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
         """Write to the target. target: displacement, or (displacement, count, type)."""
-        state = self._alive()
-        if target_rank == constants.PROC_NULL:
-            return
-        if target is None and _plain(origin):
-            place = state.place(target_rank)
-            if origin.nbytes <= place.nbytes:
-                state.check(state.native.put(origin, place.home, place.base, state.forever), "Put")
-                return
-        block = simple(origin, writable=False)
-        items = Items(state, target_rank, block, target)
-        for at, part in items.parts(block.pack()):
-            state.call("put", part, items.home, at)
+        self._move("put", origin, target_rank, target)
 
     def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
         """Read from the target."""
-        state = self._alive()
-        if target_rank == constants.PROC_NULL:
+        self._move("get", origin, target_rank, target)
+
+    def _move(self, call: str, origin: Any, rank: int, target: Any) -> None:
+        state, reads = self._alive(), call == "get"
+        if rank == constants.PROC_NULL:
             return
         if target is None and _plain(origin):
-            place = state.place(target_rank)
-            if origin.nbytes <= place.nbytes and origin.flags.writeable:
-                state.check(state.native.get(origin, place.home, place.base, state.forever), "Get")
+            place = state.place(rank)
+            if origin.nbytes <= place.nbytes and (origin.flags.writeable or not reads):
+                fault = getattr(state.native, call)(origin, place.home, place.base, state.forever)
+                state.check(fault, call.capitalize())
                 return
-        block = simple(origin, writable=True)
-        items, room = Items(state, target_rank, block, target), block.room()
-        for at, part in items.parts(room):
-            state.call("get", part, items.home, at)
-        block.fill(room)
+        block = simple(origin, writable=reads)
+        items, data = Items(state, rank, block, target), block.room() if reads else block.pack()
+        for at, part in items.parts(data):
+            state.call(call, part, items.home, at)
+        if reads:
+            block.fill(data)
 
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> None:
         """Combine with the target, each element atomically."""
