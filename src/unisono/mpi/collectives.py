@@ -75,10 +75,7 @@ class Collectives:
     def _gather_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
         root = check_root(root, lane.size)
         blocks = parts(recvbuf, lane.size, writable=True) if lane.rank == root else None
-        if lane.rank == root and in_place(sendbuf):
-            mine = None
-        else:
-            mine = simple(sendbuf, writable=False)
+        mine = None if lane.rank == root and in_place(sendbuf) else simple(sendbuf, writable=False)
         return Plan(schedules.gather(lane, mine, blocks, root))
 
     def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
@@ -215,11 +212,8 @@ class Collectives:
         if source.type is not target.type:
             raise ValueError("mismatch in send and receive MPI datatypes")
         if recvcounts is None:
-            counts = None
-            if in_place(sendbuf):
-                counts = [
-                    target.count // lane.size + (target.count % lane.size > r) for r in range(lane.size)
-                ]
+            share, more = divmod(target.count, lane.size)
+            counts = [share + (r < more) for r in range(lane.size)] if in_place(sendbuf) else None
         else:
             counts = [whole(one, "recvcounts") for one in recvcounts]
             _check_counts(counts, lane, source, target)

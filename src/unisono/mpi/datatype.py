@@ -128,8 +128,7 @@ class Datatype(HasAttributes, HasName, Packing, Handle):
 
     @classmethod
     def _made(cls, *state: Any) -> Datatype:
-        made: Datatype = cls._of(Type(*state))
-        return made
+        return cls._of(Type(*state))
 
     def Dup(self) -> Datatype:
         """The same type, with the attributes that are copied."""

@@ -32,8 +32,7 @@ class Info(Handle, MutableMapping[str, str]):
     _null = constants.ERR_INFO
 
     def _pairs(self) -> dict[str, str]:
-        pairs: dict[str, str] = self._alive().pairs
-        return pairs
+        return self._alive().pairs
 
     @classmethod
     def Create(cls, items: Any = None) -> Info:

@@ -73,8 +73,7 @@ def Lookup_name(service_name: str, info: Any = None) -> str:  # noqa: ARG001
 def _own() -> World:
     if not worlds:
         raise Exception(constants.ERR_OTHER, "MPI is not initialized, or finalized already")
-    found: World = worlds[0]
-    return found
+    return worlds[0]
 
 
 def _names() -> Store:

@@ -36,8 +36,7 @@ class ObjectMessages:
         if source == PROC_NULL:
             return Ended(PROC_NULL)
         peer, full = origin(state, source, tag)
-        found: Operation = state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
-        return found
+        return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""

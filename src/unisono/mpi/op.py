@@ -52,8 +52,7 @@ class Op(Handle):
             raise TypeError("function: expected a callable")
         state = _Operation("", function, None, "", None, bool(commute))
         state.user = function
-        made: Op = cls._of(state)
-        return made
+        return cls._of(state)
 
     def Free(self) -> None:
         """Release it."""

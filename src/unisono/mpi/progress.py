@@ -65,12 +65,8 @@ class Every(Operation):
         ended = [part.poll() for part in self.parts]  # each of them moves
         if not self.done and all(ended):
             first = self.parts[0]
-            self.source, self.tag, self.nbytes, self.value = (
-                first.source,
-                first.tag,
-                first.nbytes,
-                first.value,
-            )
+            self.source, self.tag, self.nbytes = first.source, first.tag, first.nbytes
+            self.value = first.value
             self.done = True
         return self.done
 

@@ -69,8 +69,7 @@ class World:
 
     def failure(self, call: str) -> BaseException:
         """The error of what aborted the group."""
-        found: BaseException = self.planner.failure(call, self.group.timeout_s, self.engine)
-        return found
+        return self.planner.failure(call, self.group.timeout_s, self.engine)
 
 
 class Messages:

@@ -113,8 +113,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
         if rank == constants.PROC_NULL:
             rank = next((i for i, place in enumerate(state.places) if place.nbytes), 0)
         state.place(rank)
-        found: tuple[Any, int] = state.shared(rank)
-        return found
+        return state.shared(rank)
 
     def Free(self) -> None:
         """End the window; all ranks call it, and it waits for them."""
