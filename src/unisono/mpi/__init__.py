@@ -57,15 +57,17 @@ from unisono.mpi.environment import (
     Wtime,
     get_vendor,
 )
-from unisono.mpi.errors import (
+from unisono.mpi.errhandler import (
     ERRHANDLER_NULL,
     ERRORS_ABORT,
     ERRORS_ARE_FATAL,
     ERRORS_RETURN,
+    Errhandler,
+)
+from unisono.mpi.errors import (
     Add_error_class,
     Add_error_code,
     Add_error_string,
-    Errhandler,
     Exception,
     Get_error_class,
     Get_error_string,
@@ -108,11 +110,15 @@ globals().update(_OPS)
 
 def _name_constants() -> None:
     """Handles that are constants pickle by name; classes say that they are of this module."""
+    classes: set[type] = set()
     for name, value in list(globals().items()):
         if isinstance(value, _handle.Handle) and (value or name.endswith("_NULL")):
-            _handle.constants.setdefault((value._family(), value.handle), name)
+            _handle.names.setdefault((value._family(), value.handle), name)
         elif isinstance(value, type) and value.__module__.startswith("unisono.mpi."):
             value.__module__ = __name__
+            classes.update(value.__mro__)
+    for one in classes:
+        _handle.name_methods(one)
 
 
 if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error

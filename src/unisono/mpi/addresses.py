@@ -1,13 +1,11 @@
-"""Where a message goes, where it comes from, and what a status says of it."""
+"""Where a message goes, and where it comes from."""
 
 from __future__ import annotations
 
 from unisono.mpi import constants
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG
-from unisono.mpi.errors import Exception
-from unisono.mpi.progress import Operation
-from unisono.mpi.status import Status
+from unisono.mpi.errors import Exception, whole
 from unisono.mpi.transport import MOST_TAG
 
 
@@ -38,7 +36,13 @@ def origin(state: CommState, source: int, tag: int) -> tuple[int | None, int]:
     return peer, tag
 
 
-def fill_status(status: Status | None, operation: Operation) -> None:
-    """What a status says of an operation that has ended."""
-    if status is not None:
-        status._set(operation.source, operation.tag, operation.nbytes, operation.cancelled)
+def check_root(root: int, size: int) -> int:
+    """Check the number of a root.
+
+    Raises:
+        Exception: there is no such rank.
+    """
+    root = whole(root, "root")
+    if not 0 <= root < size:
+        raise Exception(constants.ERR_ROOT, f"root is {root}, expected 0..{size - 1}")
+    return root

@@ -91,8 +91,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     def cast(self, format: str, shape: Any = None) -> memoryview:  # noqa: A002
         """A memoryview of another format."""
         view: Any = self.view(np.ndarray).data
-        found: memoryview = view.cast(format) if shape is None else view.cast(format, shape)
-        return found
+        return view.cast(format) if shape is None else view.cast(format, shape)
 
     def tobytes(self, order: str | None = None) -> bytes:  # noqa: ARG002
         """A copy of the bytes."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from unisono.mpi import constants, schedules
+from unisono.mpi import schedules
+from unisono.mpi.addresses import check_root
 from unisono.mpi.buffers import in_place
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import whole
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
 from unisono.mpi.op import OPS, Op, check_alike, check_type, engine_op
@@ -17,18 +18,6 @@ from unisono.mpi.plan import Plan, forms
 from unisono.mpi.progress import Schedule
 
 SUM = OPS["SUM"]
-
-
-def check_root(root: int, size: int) -> int:
-    """Check the number of a root.
-
-    Raises:
-        Exception: there is no such rank.
-    """
-    root = whole(root, "root")
-    if not 0 <= root < size:
-        raise Exception(constants.ERR_ROOT, f"root is {root}, expected 0..{size - 1}")
-    return root
 
 
 def copy_of(block: Block) -> Any:
@@ -86,10 +75,7 @@ class Collectives:
     def _gather_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
         root = check_root(root, lane.size)
         blocks = parts(recvbuf, lane.size, writable=True) if lane.rank == root else None
-        if lane.rank == root and in_place(sendbuf):
-            mine = None
-        else:
-            mine = simple(sendbuf, writable=False)
+        mine = None if lane.rank == root and in_place(sendbuf) else simple(sendbuf, writable=False)
         return Plan(schedules.gather(lane, mine, blocks, root))
 
     def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
@@ -226,11 +212,8 @@ class Collectives:
         if source.type is not target.type:
             raise ValueError("mismatch in send and receive MPI datatypes")
         if recvcounts is None:
-            counts = None
-            if in_place(sendbuf):
-                counts = [
-                    target.count // lane.size + (target.count % lane.size > r) for r in range(lane.size)
-                ]
+            share, more = divmod(target.count, lane.size)
+            counts = [share + (r < more) for r in range(lane.size)] if in_place(sendbuf) else None
         else:
             counts = [whole(one, "recvcounts") for one in recvcounts]
             _check_counts(counts, lane, source, target)
@@ -354,6 +337,6 @@ SHARED = {
     "_allreduce": "Allreduce", "_reduce_scatter_block": "Reduce_scatter_block",
     "_reduce_scatter": "Reduce_scatter",
 }  # fmt: skip
-"""The collectives that intercommunicators have, too."""
+"""The collectives that intercommunicators have, too: each form asks the class of its communicator."""
 forms(Collectives, SHARED)
 forms(Prefixes, {"_scan": "Scan", "_exscan": "Exscan"})

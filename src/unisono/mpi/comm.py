@@ -12,10 +12,11 @@ from unisono.mpi.collectives import Prefixes
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.context import agree
 from unisono.mpi.ending import abort
-from unisono.mpi.errors import Exception, HasErrhandler, last_code, whole
+from unisono.mpi.errhandler import HasErrhandler
+from unisono.mpi.errors import Exception, last_code, whole
 from unisono.mpi.fast_collectives import FastCollectives
 from unisono.mpi.group import Group, group_of
-from unisono.mpi.handle import Handle, HasName
+from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.info import HasInfo, Info
 from unisono.mpi.lane import Lane
 from unisono.mpi.objects import ObjectCollectives, ObjectMessages
@@ -49,32 +50,11 @@ class Comm(
         """Whether this class is one of a communicator's."""
         return True
 
-    def Get_size(self) -> int:
-        """The number of ranks, of this side."""
-        return self._alive().size
-
-    def Get_rank(self) -> int:
-        """This process's rank."""
-        return self._alive().rank
-
-    size, rank = property(Get_size), property(Get_rank)
-
-    def Get_group(self) -> Group:
-        """The ranks as a group."""
-        state = self._alive()
-        return group_of(state.world, state.ranks)
-
-    group = property(Get_group)
-
-    def Is_inter(self) -> bool:
-        """Whether it has two sides."""
-        return self._alive().remote is not None
-
-    def Is_intra(self) -> bool:
-        """Whether it has one side."""
-        return self._alive().remote is None
-
-    is_inter, is_intra = property(Is_inter), property(Is_intra)
+    Get_size, size = getter("The number of ranks, of this side.", lambda state: state.size)
+    Get_rank, rank = getter("This process's rank.", lambda state: state.rank)
+    Get_group, group = getter("The ranks as a group.", lambda state: group_of(state.world, state.ranks))
+    Is_inter, is_inter = getter("Whether it has two sides.", lambda state: state.remote is not None)
+    Is_intra, is_intra = getter("Whether it has one side.", lambda state: state.remote is None)
 
     def Get_topology(self) -> int:
         """CART, GRAPH, DIST_GRAPH or UNDEFINED."""
@@ -128,17 +108,7 @@ class Comm(
         made, schedule = self._duplicate(info)
         return made, Request._for(ScheduleRun(schedule))
 
-    def Dup_with_info(self, info: Info) -> Any:
-        """See `Dup`."""
-        return self.Dup(info)
-
-    def Idup_with_info(self, info: Info) -> tuple[Any, Request]:
-        """See `Idup`."""
-        return self.Idup(info)
-
-    def Clone(self) -> Any:
-        """See `Dup`."""
-        return self.Dup()
+    Clone, Dup_with_info, Idup_with_info = Dup, Dup, Idup
 
     def _duplicate(self, info: Info | None) -> tuple[Any, Schedule]:
         state = self._alive()
@@ -228,11 +198,6 @@ class Comm(
         self._refuse_constant("disconnected")
         self.Barrier()
         self.Free()
-
-    def _refuse_constant(self, done: str) -> None:
-        name = self._constant()
-        if name is not None:
-            raise Exception(constants.ERR_COMM, f"{name} cannot be {done}")
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End the job."""

@@ -52,12 +52,8 @@ def hindexed_block(one: Layout, blocklength: int, displacements: list[int]) -> L
 
 
 def subarray(
-    one: Layout,
-    sizes: list[int],
-    subsizes: list[int],
-    starts: list[int],
-    order: int = constants.ORDER_C,
-) -> Layout:
+    one: Layout, sizes: list[int], subsizes: list[int], starts: list[int], order: int = constants.ORDER_C,
+) -> Layout:  # fmt: skip
     """A part of an array."""
     if not len(sizes) == len(subsizes) == len(starts):
         raise ValueError(f"expecting {len(sizes)} items in sizes, subsizes and starts")
@@ -73,15 +69,9 @@ def subarray(
 
 
 def darray(
-    one: Layout,
-    size: int,
-    rank: int,
-    gsizes: list[int],
-    distribs: list[int],
-    dargs: list[int],
-    psizes: list[int],
-    order: int = constants.ORDER_C,
-) -> Layout:
+    one: Layout, size: int, rank: int, gsizes: list[int], distribs: list[int], dargs: list[int],
+    psizes: list[int], order: int = constants.ORDER_C,
+) -> Layout:  # fmt: skip
     """The part that `rank` has of an array that is distributed over a grid of `size` ranks."""
     if math.prod(psizes) != size or not 0 <= rank < size:
         raise Exception(constants.ERR_ARG, f"rank {rank} of {size}, and a grid {psizes}")

@@ -12,7 +12,7 @@ import numpy as np
 from unisono.mpi import constants, constructors
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.handle import Handle, HasName
+from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.layout import Layout
 from unisono.mpi.packing import Packing
 from unisono.mpi.type_state import Type, codes, named
@@ -71,16 +71,10 @@ class Datatype(HasAttributes, HasName, Packing, Handle):
 
     _state: Any
 
-    def _alive(self) -> Type:
-        if self._state is None:
-            raise Exception(constants.ERR_TYPE, "the datatype is null")
-        return self._state
-
+    _null = constants.ERR_TYPE
     # ---- what it is
 
-    def Get_size(self) -> int:
-        """Bytes of data in one item."""
-        return self._alive().size
+    Get_size, size = getter("Bytes of data in one item.", lambda state: state.size)
 
     def Get_extent(self) -> tuple[int, int]:
         """(lower bound, extent) in bytes."""
@@ -92,7 +86,6 @@ class Datatype(HasAttributes, HasName, Packing, Handle):
         where = self._alive().layout
         return where.true_lb, where.true_extent
 
-    size = property(lambda self: self.Get_size(), doc="Bytes of data in one item.")
     extent = property(lambda self: self.Get_extent()[1], doc="Bytes from one item to the next.")
     lb = property(lambda self: self.Get_extent()[0], doc="The lower bound in bytes.")
     ub = property(lambda self: sum(self.Get_extent()), doc="The upper bound in bytes.")
@@ -135,8 +128,7 @@ class Datatype(HasAttributes, HasName, Packing, Handle):
 
     @classmethod
     def _made(cls, *state: Any) -> Datatype:
-        made: Datatype = cls._of(Type(*state))
-        return made
+        return cls._of(Type(*state))
 
     def Dup(self) -> Datatype:
         """The same type, with the attributes that are copied."""
@@ -227,8 +219,7 @@ class Datatype(HasAttributes, HasName, Packing, Handle):
     def Free(self) -> None:
         """Release it."""
         self._alive()
-        if self._constant() is not None:
-            raise Exception(constants.ERR_TYPE, f"{self.name} is predefined")
+        self._refuse_constant("freed")
         self._delete_all()
         self._state = None
 

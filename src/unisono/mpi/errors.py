@@ -1,4 +1,4 @@
-"""`Exception` with the error classes of MPI, and error handlers.
+"""`Exception` with the error classes of MPI.
 
     RuntimeError
     └── Exception          a class of MPI (ERR_RANK, ERR_TRUNCATE ...) and what was wrong
@@ -9,12 +9,10 @@ Faults of the engine (PeerLost, Mismatch ...) stay what they are: their texts na
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+import operator
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.ending import abort
-from unisono.mpi.handle import Handle, State
 
 _TEXTS = {number: f"MPI_{name}" for name, number in vars(constants).items() if name.startswith("ERR_")}
 _TEXTS[constants.SUCCESS] = "MPI_SUCCESS: no errors"
@@ -47,9 +45,7 @@ class Exception(RuntimeError):
         """The text of its error code."""
         return Get_error_string(self.ob_mpi)
 
-    error_code = property(Get_error_code)
-    error_class = property(Get_error_class)
-    error_string = property(Get_error_string)
+    error_code, error_class, error_string = map(property, (Get_error_code, Get_error_class, Get_error_string))
 
     def __str__(self) -> str:
         text = self.Get_error_string()
@@ -64,26 +60,14 @@ class Exception(RuntimeError):
     def __bool__(self) -> bool:
         return self.ob_mpi != constants.SUCCESS
 
-    def __hash__(self) -> int:
-        return hash(self.ob_mpi)
 
-    def __eq__(self, other: object) -> bool:
-        return self.ob_mpi == other
+def _compared(compare: Any) -> Any:
+    return lambda self, other: compare(self.ob_mpi, other.ob_mpi if isinstance(other, Exception) else other)
 
-    def __ne__(self, other: object) -> bool:
-        return self.ob_mpi != other
 
-    def __lt__(self, other: Any) -> bool:
-        return self.ob_mpi < int(other)
-
-    def __le__(self, other: Any) -> bool:
-        return self.ob_mpi <= int(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self.ob_mpi > int(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self.ob_mpi >= int(other)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Exception, f"__{_name}__", _compared(getattr(operator, _name)))
+Exception.__hash__ = lambda self: hash(self.ob_mpi)  # type: ignore[method-assign]
 
 
 def Get_error_class(errorcode: int) -> int:
@@ -141,74 +125,6 @@ def _remove(code: int, found: bool) -> None:
     if not found or _TEXTS[code]:
         raise Exception(constants.ERR_ARG, f"the program has added no error {code}, or it is in use")
     del _classes[code], _TEXTS[code]
-
-
-class _Handler(State):
-    def __init__(self, name: str, function: Callable[[Any, int], None] | None = None) -> None:
-        self.name, self.function = name, function
-
-
-class Errhandler(Handle):
-    """What an error of MPI does: raise (ERRORS_RETURN), end the job, or call a function first."""
-
-    def Free(self) -> None:
-        """Release it."""
-        if self._state is None:
-            raise Exception(constants.ERR_ERRHANDLER, "the error handler is null")
-        self._state = None
-
-
-ERRHANDLER_NULL = Errhandler()
-ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
-    Errhandler._of(_Handler(name)) for name in ("ERRORS_RETURN", "ERRORS_ABORT", "ERRORS_ARE_FATAL")
-)
-
-
-class HasErrhandler:
-    """The methods of an object that has an error handler."""
-
-    _state: Any
-    _null = constants.ERR_ARG
-    """The error class of the null handle."""
-
-    def _alive(self) -> Any:
-        if self._state is None:
-            raise Exception(self._null, f"this {type(self).__name__} is null")
-        return self._state
-
-    @classmethod
-    def Create_errhandler(cls, errhandler_fn: Callable[[Any, int], None]) -> Errhandler:
-        """An error handler that calls a function with the object and the error code."""
-        if not callable(errhandler_fn):
-            raise TypeError("errhandler_fn: expected a callable")
-        handler: Errhandler = Errhandler._of(_Handler("", errhandler_fn))
-        return handler
-
-    def Get_errhandler(self) -> Errhandler:
-        """Its error handler."""
-        found = getattr(self._alive(), "handler", None) or ERRORS_RETURN
-        return Errhandler(found)
-
-    def Set_errhandler(self, errhandler: Errhandler) -> None:
-        """Set its error handler."""
-        state = self._alive()
-        if not errhandler:
-            raise Exception(constants.ERR_ARG, "the error handler is null")
-        state.handler = Errhandler(errhandler)
-
-    def Call_errhandler(self, errorcode: int) -> None:
-        """Call its error handler."""
-        self._alive()
-        call(self, errorcode)
-
-
-def call(owner: Any, errorcode: int) -> None:
-    """Do what the error handler of `owner` says; returns if that is nothing."""
-    handler = owner.Get_errhandler()._state
-    if handler.function is not None:
-        handler.function(owner, errorcode)
-    elif handler.name != "ERRORS_RETURN":
-        abort(errorcode)
 
 
 def whole(value: Any, name: str) -> int:

@@ -7,16 +7,17 @@ collective and its result depends on them: to open, to close, to size a file, an
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from unisono.mpi import constants
 from unisono.mpi.datatype import Datatype
-from unisono.mpi.errors import Exception, HasErrhandler, whole
+from unisono.mpi.errhandler import HasErrhandler
+from unisono.mpi.errors import Exception, whole
 from unisono.mpi.file_access import NOT_BOTH, OpenFile, guarded, opened
 from unisono.mpi.file_storage import classed
-from unisono.mpi.group import Group
-from unisono.mpi.handle import Handle, State
-from unisono.mpi.info import INFO_NULL, Info
+from unisono.mpi.handle import Handle, State, method
+from unisono.mpi.info import INFO_NULL, HasInfo, Info
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.named_types import NAMED
 from unisono.mpi.request import Request
@@ -25,7 +26,13 @@ from unisono.mpi.status import Status
 BYTE = NAMED["BYTE"]
 
 
-class File(HasErrhandler, Handle):
+def _shown(doc: str, read: Callable[[OpenFile], Any]) -> tuple[Any, Any]:
+    """As `getter`, of a file that is open."""
+    get = method(doc, lambda self: read(self._open()))
+    return get, property(get)
+
+
+class File(HasErrhandler, HasInfo, Handle):
     """A file that the ranks of a communicator have opened together."""
 
     _state: Any
@@ -36,6 +43,8 @@ class File(HasErrhandler, Handle):
         if self._state is None and self is not FILE_NULL:
             raise Exception(constants.ERR_FILE, "the file is closed, or null")
         return _default if self._state is None else self._state
+
+    _hints = property(lambda self: self._open().info)
 
     def _open(self) -> OpenFile:
         if self._state is None:
@@ -81,34 +90,11 @@ class File(HasErrhandler, Handle):
         """Its size in bytes."""
         return os.fstat(self._open().fd).st_size
 
-    def Get_amode(self) -> int:
-        """How it was opened."""
-        return self._open().amode
-
-    def Get_group(self) -> Group:
-        """The ranks that have opened it."""
-        return self._open().comm.Get_group()  # type: ignore[no-any-return]
-
-    def Get_info(self) -> Info:
-        """Its hints. None has an effect."""
-        return Info.Create(self._open().info)
-
-    def Set_info(self, info: Info) -> None:
-        """Set hints."""
-        self._open().info.update(dict(info.items()))
-
-    info = property(Get_info, Set_info)
-    size, amode, group = property(Get_size), property(Get_amode), property(Get_group)
-
-    @property
-    def group_size(self) -> int:
-        """How many ranks have opened it."""
-        return self._open().comm.Get_size()  # type: ignore[no-any-return]
-
-    @property
-    def group_rank(self) -> int:
-        """This process's rank among them."""
-        return self._open().comm.Get_rank()  # type: ignore[no-any-return]
+    Get_amode, amode = _shown("How it was opened.", lambda state: state.amode)
+    Get_group, group = _shown("The ranks that have opened it.", lambda state: state.comm.Get_group())
+    size = property(Get_size)
+    group_size = _shown("How many ranks have opened it.", lambda state: state.comm.Get_size())[1]
+    group_rank = _shown("This process's rank among them.", lambda state: state.comm.Get_rank())[1]
 
     @guarded
     def Sync(self) -> None:

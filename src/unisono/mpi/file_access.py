@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unisono.mpi import constants, errors
+from unisono.mpi import constants, errhandler
 from unisono.mpi.environment import Get_processor_name
 from unisono.mpi.errors import Exception
 from unisono.mpi.file_storage import (
@@ -56,7 +56,7 @@ def guarded(function: Callable[..., Any]) -> Any:
             with classed("" if file._state is None else file._state.path):
                 return function(file, *args, **options)
         except Exception as error:
-            errors.call(file if file._state is not None else file._null_file, error.Get_error_code())
+            errhandler.call(file if file._state is not None else file._null_file, error.Get_error_code())
             raise
 
     return guard
@@ -368,11 +368,9 @@ class _Access(Operation):
         self._future = future
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         return self.done or (self._future.done() and self._finish())
 
     def block(self) -> None:
-        """See `Operation.block`."""
         self._finish()
 
     def _finish(self) -> bool:

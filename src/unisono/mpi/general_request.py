@@ -22,7 +22,6 @@ class _General(Operation):
         self.complete = False
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if self.complete and not self.done:
             self.done = True
             self.status = Status()
@@ -34,7 +33,6 @@ class _General(Operation):
         return self.done
 
     def cancel(self) -> None:
-        """See `Operation.cancel`."""
         self._call(self.cancelling, self.complete)
 
     def _call(self, function: Any, *first: Any) -> None:
@@ -56,13 +54,9 @@ class Grequest(Request):
 
     @classmethod
     def Start(
-        cls,
-        query_fn: Any = None,
-        free_fn: Any = None,
-        cancel_fn: Any = None,
-        args: Any = None,
+        cls, query_fn: Any = None, free_fn: Any = None, cancel_fn: Any = None, args: Any = None,
         kargs: Any = None,
-    ) -> Grequest:
+    ) -> Grequest:  # fmt: skip
         """A request that ends with `Complete`. query_fn(status, ...) fills its status."""
         made: Grequest = cls._for(_General((query_fn, free_fn, cancel_fn), args, kargs))
         made._general = made._state.operation  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ from typing import Any
 from unisono.mpi import constants
 from unisono.mpi.ending import worlds
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.handle import Handle, State
+from unisono.mpi.handle import Handle, State, getter
 
 
 class Members(State):
@@ -23,27 +23,15 @@ class Group(Handle):
 
     _state: Any
 
-    def _alive(self) -> Members:
-        if self._state is None:
-            raise Exception(constants.ERR_GROUP, "the group is null")
-        return self._state
+    _null = constants.ERR_GROUP
 
     def _new(self, ranks: Sequence[int]) -> Group:
         if not ranks:
             return type(self)(GROUP_EMPTY)
-        made: Group = type(self)._of(Members(ranks, self._alive().own))
-        return made
+        return type(self)._of(Members(ranks, self._alive().own))
 
-    def Get_size(self) -> int:
-        """The number of ranks."""
-        return len(self._alive().ranks)
-
-    def Get_rank(self) -> int:
-        """This process's rank in it, or UNDEFINED."""
-        state = self._alive()
-        return state.ranks.index(state.own) if state.own in state.ranks else constants.UNDEFINED
-
-    size, rank = property(Get_size), property(Get_rank)
+    Get_size, size = getter("The number of ranks.", lambda state: len(state.ranks))
+    Get_rank, rank = getter("This process's rank, or UNDEFINED.", lambda one: _place(one.own, one.ranks))
 
     def _chosen(self, ranks: Sequence[int]) -> list[int]:
         members = self._alive().ranks
@@ -74,24 +62,20 @@ class Group(Handle):
     def Union(cls, group1: Group, group2: Group) -> Group:
         """All ranks of the first, then those of the second that are not in it."""
         first, second = group1._alive().ranks, group2._alive().ranks
-        return _cast(cls, group1._own_of(group2)._new([*first, *(one for one in second if one not in first)]))
+        return cls((group2 if group1 == GROUP_EMPTY else group1)._new([*first, *_without(second, first)]))
 
     @classmethod
     def Intersection(cls, group1: Group, group2: Group) -> Group:
         """The ranks of the first that are in the second."""
-        second = group2._alive().ranks
-        return _cast(cls, group1._new([one for one in group1._alive().ranks if one in second]))
+        first, second = group1._alive().ranks, group2._alive().ranks
+        return cls(group1._new(_without(first, _without(first, second))))
 
     Intersect = Intersection
 
     @classmethod
     def Difference(cls, group1: Group, group2: Group) -> Group:
         """The ranks of the first that are not in the second."""
-        second = group2._alive().ranks
-        return _cast(cls, group1._new([one for one in group1._alive().ranks if one not in second]))
-
-    def _own_of(self, other: Group) -> Group:
-        return other if self == GROUP_EMPTY else self
+        return cls(group1._new(_without(group1._alive().ranks, group2._alive().ranks)))
 
     def Compare(self, group: Group) -> int:
         """IDENT: the same ranks in the same order; SIMILAR: the same ranks; UNEQUAL."""
@@ -114,12 +98,13 @@ class Group(Handle):
     @classmethod
     def Create_from_session_pset(cls, session: Any, pset_name: str) -> Group:
         """The ranks of a process set."""
-        return _cast(cls, session.Create_group(pset_name))
+        return cls(session.Create_group(pset_name))
 
-    def Free(self) -> None:
-        """Release it."""
-        self._alive()
-        self._state = None
+    Free = Handle._free
+
+
+def _place(member: int, members: tuple[int, ...]) -> int:
+    return members.index(member) if member in members else constants.UNDEFINED
 
 
 def _translated(members: tuple[int, ...], other: tuple[int, ...], rank: int) -> int:
@@ -127,7 +112,7 @@ def _translated(members: tuple[int, ...], other: tuple[int, ...], rank: int) -> 
         return rank
     if not 0 <= rank < len(members):
         raise Exception(constants.ERR_RANK, f"rank {rank} of a group of {len(members)}")
-    return other.index(members[rank]) if members[rank] in other else constants.UNDEFINED
+    return _place(members[rank], other)
 
 
 def _ranges(ranges: Sequence[tuple[int, int, int]]) -> list[int]:
@@ -139,8 +124,8 @@ def _ranges(ranges: Sequence[tuple[int, int, int]]) -> list[int]:
     return found
 
 
-def _cast(cls: Any, group: Group) -> Any:
-    return cls(group)
+def _without(ranks: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [one for one in ranks if one not in others]
 
 
 GROUP_NULL = Group()
@@ -148,8 +133,7 @@ GROUP_NULL = Group()
 
 def group_of(world: Any, ranks: Sequence[int]) -> Group:
     """The group of some ranks of a world."""
-    made: Group = Group._of(Members(world.ids_of(ranks), world.ids[world.rank]))
-    return made
+    return Group._of(Members(world.ids_of(ranks), world.ids[world.rank]))
 
 
 GROUP_EMPTY: Group = Group._of(Members((), -1))

@@ -6,11 +6,15 @@ import functools
 import itertools
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
+
+from unisono.mpi import constants
+from unisono.mpi.errors import Exception
 
 _numbers = itertools.count(1)
 _states: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-constants: dict[tuple[type, int], str] = {}
+names: dict[tuple[type, int], str] = {}
 """The names of predefined handles, by family and number."""
 
 
@@ -42,6 +46,8 @@ class Handle:
     """A handle. `Handle(other)` is another one of the same state."""
 
     _state: Any = None
+    _null = constants.ERR_ARG
+    """The error class of the null handle."""
 
     def __new__(cls, other: Any = None) -> Any:
         self = super().__new__(cls)
@@ -70,6 +76,26 @@ class Handle:
         self._state = state
         if state is not None and state.kind is None:
             state.kind = next(kind for kind in type(self).__mro__ if kind.__module__.startswith("unisono."))
+
+    def _alive(self) -> Any:
+        """The state.
+
+        Raises:
+            Exception: the handle is null.
+        """
+        if self._state is None:
+            raise Exception(self._null, f"this {type(self).__name__} is null")
+        return self._state
+
+    def _free(self) -> None:
+        """Release it."""
+        self._alive()
+        self._state = None
+
+    def _refuse_constant(self, done: str) -> None:
+        name = self._constant()
+        if name is not None:
+            raise Exception(self._null, f"{name} cannot be {done}")
 
     def __bool__(self) -> bool:
         return self._state is not None
@@ -119,7 +145,7 @@ class Handle:
         self._state = None
 
     def _constant(self) -> str | None:
-        return constants.get((self._family(), self.handle))
+        return names.get((self._family(), self.handle))
 
     def __reduce__(self) -> Any:
         name = self._constant()
@@ -131,6 +157,25 @@ class Handle:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._constant() or self.handle}>"
+
+
+def method(doc: str, body: Callable[..., Any]) -> Any:
+    """A method of one expression; `name_methods` gives it its name."""
+    body.__doc__ = doc
+    return body
+
+
+def getter(doc: str, read: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """A method `Get_...` and its property: what `read` finds in the state of a handle."""
+    get = method(doc, lambda self: read(self._alive()))
+    return get, property(get)
+
+
+def name_methods(cls: type) -> None:
+    """Give what `method` and `getter` have made the names that they have in their class."""
+    for name, body in vars(cls).items():
+        if getattr(body, "__name__", "") == "<lambda>":
+            body.__name__, body.__qualname__ = name, f"{cls.__name__}.{name}"
 
 
 class HasName:

@@ -29,11 +29,10 @@ def _text(value: Any, name: str, longest: int) -> str:
 class Info(Handle, MutableMapping[str, str]):
     """Keys and values, in the order in which they were set; also a mapping."""
 
+    _null = constants.ERR_INFO
+
     def _pairs(self) -> dict[str, str]:
-        if self._state is None:
-            raise Exception(constants.ERR_INFO, "the info is null")
-        pairs: dict[str, str] = self._state.pairs
-        return pairs
+        return self._alive().pairs
 
     @classmethod
     def Create(cls, items: Any = None) -> Info:
@@ -49,10 +48,7 @@ class Info(Handle, MutableMapping[str, str]):
         command = list(args) if args is not None else sys.argv
         return cls.Create({"command": command[0] if command else "", "argv": " ".join(command[1:])})
 
-    def Free(self) -> None:
-        """Release it."""
-        self._pairs()
-        self._release()
+    Free = Handle._free
 
     def Dup(self) -> Info:
         """A copy."""
@@ -144,14 +140,15 @@ class HasInfo:
     """The methods of an object to which hints are given. None has an effect."""
 
     _alive: Any
+    _hints = property(lambda self: self._alive().info)
 
     def Get_info(self) -> Info:
         """Its hints."""
-        return Info.Create(self._alive().info)
+        return Info.Create(self._hints)
 
     def Set_info(self, info: Info) -> None:
         """Set hints."""
-        self._alive().info.update(dict(info.items()))
+        self._hints.update(dict(info.items()))
 
     info = property(Get_info, Set_info)
 

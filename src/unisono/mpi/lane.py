@@ -35,10 +35,7 @@ class Lane:
 
     def receive(self, rank: int, room: Any) -> Operation:
         """Receive bytes of a known number into memory."""
-        found: Operation = self._messages.start_receive(
-            room, self.peers[rank], self._tag, _whole_receive, self._places
-        )
-        return found
+        return self._messages.start_receive(room, self.peers[rank], self._tag, _whole_receive, self._places)
 
     def send_block(self, rank: int, block: Block) -> Operation:
         """Send items."""
@@ -46,10 +43,8 @@ class Lane:
 
     def receive_block(self, rank: int, block: Block) -> Operation:
         """Receive items."""
-        found: Operation = self._messages.start_receive(
-            block.room(), self.peers[rank], self._tag, BlockReceive, self._places, block
-        )
-        return found
+        where = self.peers[rank], self._tag, BlockReceive, self._places
+        return self._messages.start_receive(block.room(), *where, block)
 
     def send_bytes(self, rank: int, data: Any) -> Operation:
         """Send bytes of a number that the receiver does not know."""

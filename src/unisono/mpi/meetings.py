@@ -6,17 +6,21 @@ other one; an intercommunicator has both.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
+import subprocess
+import time
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.engine.environment import env
-from unisono.engine.store import PrefixStore, Store, StoreServer, TCPStore
+from unisono.engine.store import PrefixStore, Store, TCPStore
 from unisono.errors import StoreError
 from unisono.mpi import constants, object_schedules
-from unisono.mpi.collectives import check_root
+from unisono.mpi.addresses import check_root
 from unisono.mpi.comm_state import CommState, handle_of
 from unisono.mpi.context import PARENT_CONTEXT, Contexts
 from unisono.mpi.ending import worlds
@@ -24,6 +28,10 @@ from unisono.mpi.errors import Exception
 from unisono.mpi.progress import complete
 from unisono.mpi.transport import World
 
+if TYPE_CHECKING:
+    from unisono.engine.store import StoreServer
+
+AWAITED_S = 10.0
 _numbers = itertools.count(1 << 20)  # of processes that are in no world of this one before
 served: dict[StoreServer, list[Any]] = {}
 """The stores of this process, each with the processes that it has started for it."""
@@ -65,8 +73,7 @@ def Lookup_name(service_name: str, info: Any = None) -> str:  # noqa: ARG001
 def _own() -> World:
     if not worlds:
         raise Exception(constants.ERR_OTHER, "MPI is not initialized, or finalized already")
-    found: World = worlds[0]
-    return found
+    return worlds[0]
 
 
 def _names() -> Store:
@@ -126,6 +133,8 @@ def by_root(state: CommState, root: int, act: Callable[[], Any], code: int) -> A
 
 def serve(world: World) -> StoreServer:
     """A store of this process, which all ranks of the job reach."""
+    from unisono.engine.store import StoreServer  # few programs serve
+
     settings, group = env.read(strict=False), world.group
     host = "127.0.0.1"
     if len({group.host_of(rank) for rank in range(group.size)}) > 1:
@@ -168,9 +177,12 @@ def end_all() -> None:
     """Wait for the processes that this one has started, whose subgroups meet in its stores; end these.
 
     Raises:
-        Exception: one of them has failed.
+        Exception: one of them has failed, or not ended within UNISONO_TIMEOUT_S if that is set.
     """
-    codes = [one.wait() for processes in served.values() for one in processes]
+    settings = env.read(strict=False)
+    limit_s = settings.timeout_s if "timeout_s" in settings.origins else None
+    started = [one for processes in served.values() for one in processes]
+    codes = [_awaited(place, one, limit_s) for place, one in enumerate(started)]
     for server in served:
         server.close()
     served.clear()
@@ -178,3 +190,17 @@ def end_all() -> None:
         if code:
             text = f"process {place} that this rank has started ended with {code}"
             raise Exception(constants.ERR_SPAWN, text)
+
+
+def _awaited(place: int, one: subprocess.Popen[bytes], limit_s: float | None) -> int:
+    """The exit status of a process. After AWAITED_S this rank says for which one it waits."""
+    who = f"process {place} (pid {one.pid}) that this rank has started"
+    end = None if limit_s is None else time.monotonic() + limit_s
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return one.wait(AWAITED_S if limit_s is None else min(AWAITED_S, limit_s))
+    warnings.warn(f"Finalize waits for the end of {who}", RuntimeWarning, stacklevel=2)
+    try:
+        return one.wait(None if end is None else max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        text = f"Finalize: {who} has not ended within UNISONO_TIMEOUT_S={limit_s:g}"
+        raise Exception(constants.ERR_SPAWN, text) from None

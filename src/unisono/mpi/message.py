@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi import constants
-from unisono.mpi.addresses import fill_status, origin
+from unisono.mpi.addresses import origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
@@ -15,7 +15,7 @@ from unisono.mpi.message_spec import simple
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Ended, Operation
 from unisono.mpi.request import Request
-from unisono.mpi.status import Status
+from unisono.mpi.status import Status, fill_status
 
 
 class _Taken(State):
@@ -29,6 +29,7 @@ class Message(Handle):
     """A message that a probe has taken."""
 
     _state: Any
+    _null = constants.ERR_REQUEST
 
     @classmethod
     def Probe(
@@ -57,9 +58,7 @@ class Message(Handle):
     probe, iprobe = Probe, Iprobe
 
     def _take(self) -> Any:
-        if self._state is None:
-            raise Exception(constants.ERR_REQUEST, "the message is null")
-        taken = self._state
+        taken = self._alive()
         if self is not MESSAGE_NO_PROC:
             self._state = None
         return taken

@@ -66,8 +66,7 @@ def _named() -> dict[str, Datatype]:
 
 def _make(name: str, state: Type) -> Datatype:
     state.name = f"MPI_{name}"
-    made: Datatype = Datatype._of(state)
-    return made
+    return Datatype._of(state)
 
 
 named.update(_named())

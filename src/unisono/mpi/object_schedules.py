@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from unisono.mpi.addresses import check_root
 from unisono.mpi.lane import Lane
+from unisono.mpi.op import OPS
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule
 
+SUM = OPS["SUM"]
 
-def broadcast(lane: Lane, obj: Any, root: int) -> Schedule:
+
+def broadcast(lane: Lane, obj: Any, root: int = 0) -> Schedule:
     """A binomial tree. Returns the object of the root."""
-    below = (lane.rank - root) % lane.size
+    below = (lane.rank - check_root(root, lane.size)) % lane.size
     step = 1
     while step < lane.size and not below & step:
         step *= 2
@@ -31,9 +35,9 @@ def broadcast(lane: Lane, obj: Any, root: int) -> Schedule:
     return pickle.loads(data) if below else obj
 
 
-def gather(lane: Lane, obj: Any, root: int) -> Schedule:
+def gather(lane: Lane, sendobj: Any, root: int = 0) -> Schedule:
     """Every rank sends to the root, which gets the list."""
-    data = pickle.dumps(obj)
+    root, data = check_root(root, lane.size), pickle.dumps(sendobj)
     if lane.rank != root:
         yield [lane.send_bytes(root, data)]
         return None
@@ -42,25 +46,25 @@ def gather(lane: Lane, obj: Any, root: int) -> Schedule:
     return [pickle.loads(waits[rank].value if rank in waits else data) for rank in range(lane.size)]
 
 
-def scatter(lane: Lane, objs: Sequence[Any] | None, root: int) -> Schedule:
+def scatter(lane: Lane, sendobj: Sequence[Any] | None, root: int = 0) -> Schedule:
     """The root sends to every rank."""
-    if lane.rank != root:
+    if lane.rank != check_root(root, lane.size):
         incoming = lane.receive_bytes(root)
         yield [incoming]
         return pickle.loads(incoming.value)
-    data = [pickle.dumps(obj) for obj in _one_for_each(objs, lane.size)]
+    data = [pickle.dumps(obj) for obj in one_for_each(sendobj, lane.size)]
     yield [lane.send_bytes(rank, data[rank]) for rank in range(lane.size) if rank != root]
     return pickle.loads(data[root])
 
 
-def all_to_all(lane: Lane, objs: Sequence[Any]) -> Schedule:
+def all_to_all(lane: Lane, sendobj: Sequence[Any]) -> Schedule:
     """Object i goes to rank i."""
-    return exchange(lane, list(enumerate(_one_for_each(objs, lane.size))), list(range(lane.size)))
+    return exchange(lane, list(enumerate(one_for_each(sendobj, lane.size))), list(range(lane.size)))
 
 
-def all_gather(lane: Lane, obj: Any) -> Schedule:
+def all_gather(lane: Lane, sendobj: Any) -> Schedule:
     """Every rank sends its object to all."""
-    data = pickle.dumps(obj)
+    data = pickle.dumps(sendobj)
     others = [(lane.rank + shift) % lane.size for shift in range(1, lane.size)]
     waits = {rank: lane.receive_bytes(rank) for rank in others}
     yield [*waits.values(), *(lane.send_bytes(rank, data) for rank in others)]
@@ -75,9 +79,10 @@ def exchange(lane: Lane, outgoing: list[tuple[int, Any]], sources: list[int]) ->
     return [pickle.loads(one.value) for one in waits]
 
 
-def reduce(lane: Lane, obj: Any, op: Any, root: int) -> Schedule:
+def reduce(lane: Lane, sendobj: Any, op: Any = SUM, root: int = 0) -> Schedule:
     """A binomial tree to rank 0 in the order of ranks; returns the result on the root."""
-    step = 1
+    step, obj = 1, sendobj
+    check_root(root, lane.size)
     while step < lane.size:
         if lane.rank & step:
             yield [lane.send_bytes(lane.rank - step, pickle.dumps(obj))]
@@ -97,14 +102,23 @@ def reduce(lane: Lane, obj: Any, op: Any, root: int) -> Schedule:
     return obj if lane.rank == root else None
 
 
-def all_reduce(lane: Lane, obj: Any, op: Any) -> Schedule:
+def all_reduce(lane: Lane, sendobj: Any, op: Any = SUM) -> Schedule:
     """A reduction to rank 0 and a broadcast."""
-    found = yield from reduce(lane, obj, op, 0)
+    found = yield from reduce(lane, sendobj, op, 0)
     return (yield from broadcast(lane, found, 0))
 
 
-def scan(lane: Lane, obj: Any, op: Any, inclusive: bool) -> Schedule:
-    """From rank to rank."""
+def scan(lane: Lane, sendobj: Any, op: Any = SUM) -> Schedule:
+    """From rank to rank. Returns the result up to this one."""
+    return (yield from _prefixes(lane, sendobj, op))[1]
+
+
+def exscan(lane: Lane, sendobj: Any, op: Any = SUM) -> Schedule:
+    """The same up to the rank before."""
+    return (yield from _prefixes(lane, sendobj, op))[0]
+
+
+def _prefixes(lane: Lane, obj: Any, op: Any) -> Schedule:
     before = None
     if lane.rank > 0:
         incoming = lane.receive_bytes(lane.rank - 1)
@@ -113,10 +127,11 @@ def scan(lane: Lane, obj: Any, op: Any, inclusive: bool) -> Schedule:
     result = op(before, obj) if lane.rank > 0 else obj
     if lane.rank + 1 < lane.size:
         yield [lane.send_bytes(lane.rank + 1, pickle.dumps(result))]
-    return result if inclusive else before
+    return before, result
 
 
-def _one_for_each(objs: Sequence[Any] | None, size: int) -> list[Any]:
+def one_for_each(objs: Sequence[Any] | None, size: int) -> list[Any]:
+    """The objects of a list, of which each rank gets one."""
     found = [None] * size if objs is None else list(objs)
     if len(found) != size:
         raise ValueError(f"expecting {size} items, got {len(found)}")

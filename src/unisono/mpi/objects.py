@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
-from unisono.mpi import object_schedules
-from unisono.mpi.addresses import destination, fill_status, origin
-from unisono.mpi.collectives import check_root
+from unisono.mpi import object_schedules as schedules
+from unisono.mpi.addresses import destination, origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
-from unisono.mpi.message import Message
-from unisono.mpi.op import OPS
+from unisono.mpi.handle import method
 from unisono.mpi.pickling import pickle
+from unisono.mpi.point_to_point import MODES, STANDARD, Mode, started
 from unisono.mpi.progress import Ended, Operation, complete, moving
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status
 from unisono.mpi.transport import as_bytes
-
-SUM = OPS["SUM"]
 
 
 class ObjectMessages:
     """The messages of `Comm` that carry objects."""
 
     _alive: Any
-    Probe: Any
-    Iprobe: Any
+    _wait: Any
 
-    def _send_object(self, obj: Any, dest: int, tag: int, synchronous: bool = False) -> Operation:
+    def _send_object(self, obj: Any, dest: int, tag: int, mode: Mode = STANDARD) -> Operation:
         state = self._alive()
         if dest == PROC_NULL:
             return Ended()
         peer, full = destination(state, dest, tag)
-        data = as_bytes(pickle.dumps(obj))
-        found: Operation = state.messages.start_send(data, peer, full, synchronous)
-        return found
+        return started(state, as_bytes(pickle.dumps(obj)), peer, full, mode)
 
     def _receive_object(self, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
             return Ended(PROC_NULL)
-        found: Operation = state.messages.start_receive_bytes(
-            *origin(state, source, tag), state.places, pickle.loads
-        )
-        return found
+        peer, full = origin(state, source, tag)
+        return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""
@@ -55,14 +47,6 @@ class ObjectMessages:
         data = pickle.dumps(obj)
         if moving() or state.messages.quick._send(data, peer, full, None) is None:
             state.messages.send(as_bytes(data), peer, full)
-
-    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object, and wait until a receive has matched."""
-        self._send_object(obj, dest, tag, True).block()
-
-    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object, and do not wait."""
-        self._send_object(obj, dest, tag)
 
     def recv(
         self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -78,63 +62,54 @@ class ObjectMessages:
                 if status is not None:
                     status._set(state.places[sent.source], sent.tag, sent.nbytes)
                 return pickle.loads(data)
-        operation = self._receive_object(source, tag)
-        operation.block()
-        fill_status(status, operation)
-        return operation.value
-
-    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """See `send`."""
-        return Request._for(self._send_object(obj, dest, tag))
-
-    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """See `bsend`."""
-        self._send_object(obj, dest, tag)
-        return Request._for(Ended())
-
-    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
-        """See `ssend`."""
-        return Request._for(self._send_object(obj, dest, tag, True))
+        return self._wait(self._receive_object(source, tag), status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:  # noqa: ARG002
         """See `recv`."""
         return Request._for(self._receive_object(source, tag))
 
     def sendrecv(
-        self,
-        sendobj: Any,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Any = None,  # noqa: ARG002
-        source: int = ANY_SOURCE,
-        recvtag: int = ANY_TAG,
-        status: Status | None = None,
-    ) -> Any:
+        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY_SOURCE,  # noqa: ARG002
+        recvtag: int = ANY_TAG, status: Status | None = None,
+    ) -> Any:  # fmt: skip
         """Send and receive an object."""
         sending = self._send_object(sendobj, dest, sendtag)
-        operation = self._receive_object(source, recvtag)
-        operation.block()
+        found = self._wait(self._receive_object(source, recvtag), status)
         sending.block()
-        fill_status(status, operation)
-        return operation.value
+        return found
 
-    def probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
-        """Wait for a message. Returns True."""
-        return bool(self.Probe(source, tag, status))
 
-    def iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
-        """Whether a message has arrived."""
-        return bool(self.Iprobe(source, tag, status))
+def _sends(letter: str, mode: Mode) -> dict[str, Any]:
+    """The sends of a mode by their names."""
 
-    def mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
-        """Wait for a message, and take it."""
-        return Message.probe(self, source, tag, status)
+    def begin(self: ObjectMessages, obj: Any, dest: int, tag: int) -> Operation:
+        return self._send_object(obj, dest, tag, mode)
 
-    def improbe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Message | None:
-        """As `mprobe`, but None if no message has arrived."""
-        return Message.iprobe(self, source, tag, status)
+    name = f"{letter}send"
+    return {
+        name: method(mode.doc, lambda self, obj, dest, tag=0: begin(self, obj, dest, tag).block()),
+        f"i{name}": method(
+            f"See `{name}`.", lambda self, obj, dest, tag=0: Request._for(begin(self, obj, dest, tag))
+        ),
+    }
+
+
+for _letter in ("", "s", "b"):
+    for _name, _body in _sends(_letter, MODES[_letter]).items():
+        if _name not in vars(ObjectMessages):
+            setattr(ObjectMessages, _name, _body)
+
+
+def collective(doc: str, schedule: Any) -> Any:
+    """A collective of objects: what `schedule(lane, ...)` returns."""
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        return complete(schedule(self._alive().lane(), *args, **options))
+
+    call.__name__ = "<lambda>"
+    lane, *others = inspect.signature(schedule).parameters.values()
+    call.__signature__ = inspect.Signature([lane.replace(name="self"), *others])  # type: ignore[attr-defined]
+    return method(doc, call)
 
 
 class ObjectCollectives:
@@ -147,45 +122,12 @@ class ObjectCollectives:
         """Wait until every rank has called it."""
         self.Barrier()
 
-    def bcast(self, obj: Any, root: int = 0) -> Any:
-        """The object of the root, on every rank."""
-        lane = self._alive().lane()
-        return complete(object_schedules.broadcast(lane, obj, check_root(root, lane.size)))
-
-    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """The objects of all ranks, on the root."""
-        lane = self._alive().lane()
-        found: list[Any] | None = complete(
-            object_schedules.gather(lane, sendobj, check_root(root, lane.size))
-        )
-        return found
-
-    def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
-        """Object i of the root's list, on rank i."""
-        lane = self._alive().lane()
-        return complete(object_schedules.scatter(lane, sendobj, check_root(root, lane.size)))
-
-    def allgather(self, sendobj: Any) -> list[Any]:
-        """The objects of all ranks, on every rank."""
-        return complete(object_schedules.all_gather(self._alive().lane(), sendobj))
-
-    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
-        """Object i goes to rank i."""
-        return complete(object_schedules.all_to_all(self._alive().lane(), sendobj))
-
-    def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
-        """The objects of all ranks, reduced in the order of ranks, on the root."""
-        lane = self._alive().lane()
-        return complete(object_schedules.reduce(lane, sendobj, op, check_root(root, lane.size)))
-
-    def allreduce(self, sendobj: Any, op: Any = SUM) -> Any:
-        """The same on every rank."""
-        return complete(object_schedules.all_reduce(self._alive().lane(), sendobj, op))
-
-    def scan(self, sendobj: Any, op: Any = SUM) -> Any:
-        """The objects of the ranks up to this one, reduced."""
-        return complete(object_schedules.scan(self._alive().lane(), sendobj, op, True))
-
-    def exscan(self, sendobj: Any, op: Any = SUM) -> Any:
-        """The objects of the ranks below this one, reduced; None on rank 0."""
-        return complete(object_schedules.scan(self._alive().lane(), sendobj, op, False))
+    bcast = collective("The object of the root, on every rank.", schedules.broadcast)
+    gather = collective("The objects of all ranks, on the root.", schedules.gather)
+    scatter = collective("Object i of the root's list, on rank i.", schedules.scatter)
+    allgather = collective("The objects of all ranks, on every rank.", schedules.all_gather)
+    alltoall = collective("Object i goes to rank i.", schedules.all_to_all)
+    reduce = collective("The objects of all ranks, reduced in their order, on the root.", schedules.reduce)
+    allreduce = collective("The same on every rank.", schedules.all_reduce)
+    scan = collective("The objects of the ranks up to this one, reduced.", schedules.scan)
+    exscan = collective("The same of the ranks below this one; None on rank 0.", schedules.exscan)

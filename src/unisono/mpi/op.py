@@ -14,7 +14,7 @@ from unisono.mpi import constants
 from unisono.mpi.byte_memory import buffer
 from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import Exception
-from unisono.mpi.handle import Handle, State
+from unisono.mpi.handle import Handle, State, getter
 from unisono.mpi.message_spec import simple
 from unisono.mpi.type_state import Type
 
@@ -43,10 +43,7 @@ class Op(Handle):
 
     _state: Any
 
-    def _alive(self) -> _Operation:
-        if self._state is None:
-            raise Exception(constants.ERR_OP, "the operation is null")
-        return self._state
+    _null = constants.ERR_OP
 
     @classmethod
     def Create(cls, function: Callable[..., Any], commute: bool = False) -> Op:
@@ -55,21 +52,15 @@ class Op(Handle):
             raise TypeError("function: expected a callable")
         state = _Operation("", function, None, "", None, bool(commute))
         state.user = function
-        made: Op = cls._of(state)
-        return made
+        return cls._of(state)
 
     def Free(self) -> None:
         """Release it."""
         self._alive()
-        if self._constant():
-            raise Exception(constants.ERR_OP, f"{self._state.name} is predefined")
+        self._refuse_constant("freed")
         self._state = None
 
-    def Is_commutative(self) -> bool:
-        """Whether the order of operands has no meaning."""
-        return self._alive().commutes
-
-    is_commutative = property(Is_commutative)
+    Is_commutative, is_commutative = getter("Whether operands may be swapped.", lambda state: state.commutes)
     is_predefined = property(
         lambda self: self._state is None or self._state.user is None, doc="Whether no program has made it."
     )

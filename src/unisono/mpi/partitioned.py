@@ -19,7 +19,6 @@ class Parts(Operation):
         self._whole = None if sending and number else start()
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if not self.done and self._whole is not None and self._whole.poll():
             self.source, self.tag, self.nbytes = self._whole.source, self._whole.tag, self._whole.nbytes
             self.done = True

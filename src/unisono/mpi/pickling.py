@@ -13,12 +13,9 @@ class Pickle:
     """The functions `dumps` and `loads`; a program may replace them: `pickle.__init__(dumps, loads)`."""
 
     def __init__(
-        self,
-        dumps: Callable[..., Any] | None = None,
-        loads: Callable[..., Any] | None = None,
-        protocol: int | None = None,
-        threshold: int | None = None,
-    ) -> None:
+        self, dumps: Callable[..., Any] | None = None, loads: Callable[..., Any] | None = None,
+        protocol: int | None = None, threshold: int | None = None,
+    ) -> None:  # fmt: skip
         self._dumps, self._loads = dumps or _pickle.dumps, loads or _pickle.loads
         self._default = _pickle.HIGHEST_PROTOCOL if dumps is None else None
         self._set_protocol(protocol)

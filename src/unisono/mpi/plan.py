@@ -57,13 +57,11 @@ class _EngineCall(Operation):
         self._work, self._after = work, after
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if not self.done and self._work.done():
             self._conclude()
         return self.done
 
     def block(self) -> None:
-        """See `Operation.block`."""
         pause = Pause()
         while moving() and not self._work.done():
             move_all()
@@ -82,16 +80,15 @@ def forms(cls: Any, names: dict[str, str]) -> None:
     """Give a class the three forms of collectives. names: of the method, and of the blocking form."""
     for method, name in names.items():
         body = getattr(cls, method)
-        for form, made in (
-            (name, _blocking(method)),
-            (f"I{name[0].lower()}{name[1:]}", _immediate(method)),
-            (f"{name}_init", _persistent(method)),
+        this, _, *parameters = inspect.signature(body).parameters.values()
+        for form, made, more in (
+            (name, _blocking(method), []),
+            (f"I{name[0].lower()}{name[1:]}", _immediate(method), []),
+            (f"{name}_init", _persistent(method), [_INFO]),
         ):
             made.__name__, made.__qualname__, made.__doc__ = form, f"{cls.__name__}.{form}", body.__doc__
             made.__module__ = cls.__module__
-            parameters = list(inspect.signature(body).parameters.values())
-            extra = [_INFO] if form.endswith("_init") else []
-            made.__signature__ = inspect.Signature([parameters[0], *parameters[2:], *extra])
+            made.__signature__ = inspect.Signature([this, *parameters, *more], __validate_parameters__=False)
             setattr(cls, form, made)
 
 

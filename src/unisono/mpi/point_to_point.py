@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from unisono.mpi.addresses import destination, fill_status, origin
+from unisono.mpi.addresses import destination, origin
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import whole
+from unisono.mpi.handle import method
 from unisono.mpi.message import Message
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
-from unisono.mpi.status import Status
+from unisono.mpi.status import Status, fill_status
 from unisono.mpi.transport import BlockReceive, Receive, Transfer, truncated
+
+
+class Mode(NamedTuple):
+    """When a send ends. synchronous: when a receive has matched.  copied: at once."""
+
+    doc: str
+    synchronous: bool = False
+    copied: bool = False
+
+
+STANDARD = Mode("Send.")
+MODES = {
+    "": STANDARD,
+    "s": Mode("Send, and wait until a receive has matched.", synchronous=True),
+    "b": Mode("Send a copy, and do not wait.", copied=True),
+    "r": Mode("Send to a rank that has posted its receive."),
+}
+
+
+def started(state: CommState, data: Any, peer: int, tag: int, mode: Mode) -> Operation:
+    """Begin to send bytes."""
+    found: Operation = state.messages.start_send(
+        data.copy() if mode.copied else data, peer, tag, mode.synchronous
+    )
+    return Ended() if mode.copied else found
 
 
 class PointToPoint:
@@ -25,7 +51,51 @@ class PointToPoint:
     _alive: Any
     _state: Any
 
-    # ---- blocking
+    # ---- what calls begin
+
+    def _send(self, buf: Any, dest: int, tag: int, mode: Mode = STANDARD) -> Operation:
+        state = self._alive()
+        if dest == PROC_NULL:
+            return Ended()
+        peer, full = destination(state, whole(dest, "dest"), whole(tag, "tag"))
+        return started(state, simple(buf, writable=False).pack(), peer, full, mode)
+
+    def _receive(self, buf: Any, source: int, tag: int) -> Operation:
+        state = self._alive()
+        if source == PROC_NULL:
+            return Ended(PROC_NULL)
+        peer, full = origin(state, whole(source, "source"), whole(tag, "tag"))
+        block = simple(buf, writable=True)
+        return state.messages.start_receive(block.room(), peer, full, BlockReceive, state.places, block)
+
+    def _check(self, buf: Any, rank: int, tag: int, *, writable: bool) -> None:
+        """Check the arguments of a call that begins later, or after another one."""
+        if rank != PROC_NULL:
+            (origin if writable else destination)(self._alive(), rank, tag)
+            simple(buf, writable=writable)
+
+    def _exchange(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+    ) -> Operation:  # fmt: skip
+        self._check(sendbuf, dest, sendtag, writable=False)
+        receive = self._receive(recvbuf, source, recvtag)
+        return Every([receive, self._send(sendbuf, dest, sendtag)])
+
+    def _replace(
+        self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
+    ) -> Operation:
+        self._check(buf, source, recvtag, writable=True)
+        self._send(buf, dest, sendtag, MODES["b"])
+        return self._receive(buf, source, recvtag)
+
+    @staticmethod
+    def _wait(operation: Operation, status: Status | None) -> Any:
+        operation.block()
+        fill_status(status, operation)
+        return operation.value
+
+    # ---- the fast paths of plain arrays; the other sends are made below
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send the items of a buffer."""
@@ -33,12 +103,18 @@ class PointToPoint:
         if dest == PROC_NULL:
             return
         peer, full = destination(state, dest, tag)
-        if (
-            type(buf) is not np.ndarray
-            or moving()
-            or state.messages.quick._send(buf, peer, full, None) is None
-        ):
+        plain = type(buf) is np.ndarray and not moving()
+        if not plain or state.messages.quick._send(buf, peer, full, None) is None:
             state.messages.send(simple(buf, writable=False).pack(), peer, full)
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """See `Send`."""
+        state = self._state
+        if type(buf) is np.ndarray and state is not None and dest != PROC_NULL:
+            work = state.messages.quick._isend(buf, *destination(state, dest, tag), None)
+            if work is not None:
+                return Request._for(Transfer(state.world, work))
+        return Request._for(self._send(buf, dest, tag))
 
     def Recv(
         self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -46,259 +122,135 @@ class PointToPoint:
         """Receive items into a buffer."""
         state = self._alive()
         if type(buf) is np.ndarray and source != PROC_NULL and not moving():
-            peer, full = origin(state, source, tag)
-            found = state.messages.quick._recv(buf, peer, full, None)
+            found = state.messages.quick._recv(buf, *origin(state, source, tag), None)
             if found is not None:
-                self._received(state, found, buf.nbytes, status)
+                _received(state, found, buf.nbytes, status)
                 return
-        operation = self._receive(buf, source, tag)
-        operation.block()
-        fill_status(status, operation)
+        self._wait(self._receive(buf, source, tag), status)
 
-    @staticmethod
-    def _received(state: CommState, found: Any, capacity: int, status: Status | None) -> None:
-        """After a receive at once."""
-        source, tag, nbytes = state.places[found.source], found.tag, found.nbytes
-        if status is not None:
-            status._set(source, tag, min(nbytes, capacity))
-        if nbytes > capacity:
-            raise truncated(source, tag, nbytes, capacity)
-
-    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send, and wait until a receive has matched."""
-        self._send(buf, dest, tag, synchronous=True).block()
-
-    def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send to a rank that has posted its receive."""
-        self._send(buf, dest, tag).block()
-
-    def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send a copy, and do not wait."""
-        self._send(buf, dest, tag, copied=True)
+    def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+        """See `Recv`."""
+        state = self._state
+        if type(buf) is np.ndarray and state is not None and source != PROC_NULL:
+            work = state.messages.quick._irecv(buf, *origin(state, source, tag), None)
+            if work is not None:
+                return Request._for(Receive(state.world, work, buf.nbytes, state.places))
+        return Request._for(self._receive(buf, source, tag))
 
     def Sendrecv(
-        self,
-        sendbuf: Any,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Any = None,
-        source: int = ANY_SOURCE,
-        recvtag: int = ANY_TAG,
-        status: Status | None = None,
-    ) -> None:
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG, status: Status | None = None,
+    ) -> None:  # fmt: skip
         """Send and receive."""
         state = self._state
         plain = type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and recvbuf.flags.carray
-        if plain and state is not None and PROC_NULL not in (dest, source) and not moving():  # the fast path
+        if plain and state is not None and PROC_NULL not in (dest, source) and not moving():
             origin(state, source, recvtag)
             work = state.messages.quick._isend(sendbuf, *destination(state, dest, sendtag), None)
             if work is not None:
                 self.Recv(recvbuf, source, recvtag, status)
                 work.wait()
                 return
-        operation = self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag)
-        operation.block()
-        fill_status(status, operation)
+        self._wait(self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag), status)
 
     def Sendrecv_replace(
-        self,
-        buf: Any,
-        dest: int,
-        sendtag: int = 0,
-        source: int = ANY_SOURCE,
-        recvtag: int = ANY_TAG,
+        self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG,
         status: Status | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Send the items of a buffer, and receive into it."""
-        operation = self._replace(buf, dest, sendtag, source, recvtag)
-        operation.block()
-        fill_status(status, operation)
+        self._wait(self._replace(buf, dest, sendtag, source, recvtag), status)
 
-    # ---- non-blocking
+    # ---- requests
 
-    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """See `Send`."""
-        state = self._state
-        if type(buf) is np.ndarray and state is not None and dest != PROC_NULL:  # the fast path
-            work = state.messages.quick._isend(buf, *destination(state, dest, tag), None)
-            if work is not None:
-                return Request._for(Transfer(state.world, work))
-        return Request._for(self._send(buf, dest, tag))
-
-    def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """See `Bsend`."""
-        self._send(buf, dest, tag, copied=True)
-        return Request._for(Ended())
-
-    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        """See `Ssend`."""
-        return Request._for(self._send(buf, dest, tag, synchronous=True))
-
-    Irsend = Isend
-
-    def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
-        """See `Recv`."""
-        state = self._state
-        if type(buf) is np.ndarray and state is not None and source != PROC_NULL:  # the fast path
-            work = state.messages.quick._irecv(buf, *origin(state, source, tag), None)
-            if work is not None:
-                return Request._for(Receive(state.world, work, buf.nbytes, state.places))
-        return Request._for(self._receive(buf, source, tag))
-
-    def Isendrecv(
-        self,
-        sendbuf: Any,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Any = None,
-        source: int = ANY_SOURCE,
-        recvtag: int = ANY_TAG,
-    ) -> Request:
+    def Isendrecv(self, *args: Any, **options: Any) -> Request:
         """See `Sendrecv`."""
-        operation = self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag)
-        return Request._for(operation)
+        return Request._for(self._exchange(*args, **options))
 
-    def Isendrecv_replace(
-        self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
-    ) -> Request:
+    def Isendrecv_replace(self, *args: Any, **options: Any) -> Request:
         """See `Sendrecv_replace`."""
-        return Request._for(self._replace(buf, dest, sendtag, source, recvtag))
-
-    # ---- persistent
-
-    def _again(self, start: Any) -> Prequest:
-        return Prequest._starting(start)
-
-    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        """See `Send`."""
-        self._check_send(buf, dest, tag)
-        return self._again(lambda: self._send(buf, dest, tag))
-
-    def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        """See `Bsend`."""
-        self._check_send(buf, dest, tag)
-
-        def start() -> Operation:
-            self._send(buf, dest, tag, copied=True)
-            return Ended()
-
-        return self._again(start)
-
-    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
-        """See `Ssend`."""
-        self._check_send(buf, dest, tag)
-        return self._again(lambda: self._send(buf, dest, tag, synchronous=True))
-
-    Rsend_init = Send_init
+        return Request._for(self._replace(*args, **options))
 
     def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
         """See `Recv`."""
-        if source != PROC_NULL:
-            origin(self._alive(), source, tag)
-            simple(buf, writable=True)
-        return self._again(lambda: self._receive(buf, source, tag))
+        self._check(buf, source, tag, writable=True)
+        return Prequest._starting(lambda: self._receive(buf, source, tag))
 
     def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Prequest:  # noqa: ARG002
         """A message of parts: it is sent when `Prequest.Pready` was called for each."""
-        whole_buf = self._of_parts(buf, partitions, writable=False)
-        return self._again(lambda: Parts(partitions, lambda: self._send(whole_buf, dest, tag), True))
+        block = _of_parts(buf, partitions, writable=False)
+        return Prequest._starting(lambda: Parts(partitions, lambda: self._send(block, dest, tag), True))
 
     def Precv_init(
-        self,
-        buf: Any,
-        partitions: int,
-        source: int = ANY_SOURCE,
-        tag: int = ANY_TAG,
-        info: Any = None,  # noqa: ARG002
-    ) -> Prequest:
+        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Any = None,  # noqa: ARG002
+    ) -> Prequest:  # fmt: skip
         """Receives a message of parts."""
-        whole_buf = self._of_parts(buf, partitions, writable=True)
-        return self._again(lambda: Parts(partitions, lambda: self._receive(whole_buf, source, tag), False))
-
-    @staticmethod
-    def _of_parts(buf: Any, partitions: int, *, writable: bool) -> Block:
-        first = simple(buf, writable=writable, blocks=whole(partitions, "partitions"))
-        return Block(first.raw, first.start, first.count * partitions, first.type)
-
-    def _check_send(self, buf: Any, dest: int, tag: int) -> None:
-        if dest != PROC_NULL:
-            destination(self._alive(), dest, tag)
-            simple(buf, writable=False)
+        block = _of_parts(buf, partitions, writable=True)
+        return Prequest._starting(lambda: Parts(partitions, lambda: self._receive(block, source, tag), False))
 
     # ---- probing
 
     def Probe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Wait for a message. Returns True."""
-        state = self._alive()
-        if source == PROC_NULL:
-            fill_status(status, Ended(PROC_NULL))
-            return True
-        self._found(state, state.messages.probe(*origin(state, source, tag)), status)
-        return True
+        return self._probe(source, tag, status, True)
 
     def Iprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> bool:
         """Whether a message has arrived."""
+        return self._probe(source, tag, status, False)
+
+    def _probe(self, source: int, tag: int, status: Status | None, waits: bool) -> bool:
         state = self._alive()
         if source == PROC_NULL:
             fill_status(status, Ended(PROC_NULL))
             return True
-        found = state.messages.look(*origin(state, source, tag))
-        if found is not None:
-            self._found(state, found, status)
-        return found is not None
-
-    @staticmethod
-    def _found(state: CommState, found: Any, status: Status | None) -> None:
-        if status is not None:
+        found = (state.messages.probe if waits else state.messages.look)(*origin(state, source, tag))
+        if status is not None and found is not None:
             status._set(state.places[found.source], found.tag, found.nbytes)
+        return found is not None
 
     def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
         """Wait for a message, and take it: only `Message.Recv` receives it."""
         return Message.Probe(self, source, tag, status)
 
-    def Improbe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Message | None:
+    def Improbe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
         """As `Mprobe`, but None if none has arrived."""
         return Message.Iprobe(self, source, tag, status)
 
-    # ---- operations
+    probe, iprobe, mprobe, improbe = Probe, Iprobe, Mprobe, Improbe
 
-    def _send(
-        self, buf: Any, dest: int, tag: int, *, synchronous: bool = False, copied: bool = False
-    ) -> Operation:
-        state = self._alive()
-        if dest == PROC_NULL:
-            return Ended()
-        peer, full = destination(state, whole(dest, "dest"), whole(tag, "tag"))
-        data = simple(buf, writable=False).pack()
-        found: Operation = state.messages.start_send(data.copy() if copied else data, peer, full, synchronous)
-        return found
 
-    def _receive(self, buf: Any, source: int, tag: int) -> Operation:
-        state = self._alive()
-        if source == PROC_NULL:
-            return Ended(PROC_NULL)
-        peer, full = origin(state, whole(source, "source"), whole(tag, "tag"))
-        return self._receive_block(simple(buf, writable=True), peer, full)
+def _received(state: CommState, found: Any, capacity: int, status: Status | None) -> None:
+    """After a receive at once."""
+    source, tag, nbytes = state.places[found.source], found.tag, found.nbytes
+    if status is not None:
+        status._set(source, tag, min(nbytes, capacity))
+    if nbytes > capacity:
+        raise truncated(source, tag, nbytes, capacity)
 
-    def _receive_block(self, block: Block, peer: int | None, tag: int) -> Operation:
-        state = self._alive()
-        found: Operation = state.messages.start_receive(
-            block.room(), peer, tag, BlockReceive, state.places, block
-        )
-        return found
 
-    def _exchange(
-        self, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int, recvtag: int
-    ) -> Operation:
-        self._check_send(sendbuf, dest, sendtag)  # before the receive is posted
-        receive = self._receive(recvbuf, source, recvtag)
-        return Every([receive, self._send(sendbuf, dest, sendtag)])
+def _of_parts(buf: Any, partitions: int, *, writable: bool) -> Block:
+    first = simple(buf, writable=writable, blocks=whole(partitions, "partitions"))
+    return Block(first.raw, first.start, first.count * partitions, first.type)
 
-    def _replace(self, buf: Any, dest: int, sendtag: int, source: int, recvtag: int) -> Operation:
-        if source != PROC_NULL:
-            origin(self._alive(), source, recvtag)
-            simple(buf, writable=True)
-        send = self._send(buf, dest, sendtag, copied=True)
-        return Every([self._receive(buf, source, recvtag), send])
+
+def _sends(letter: str, mode: Mode) -> dict[str, Any]:
+    """The sends of a mode by their names."""
+
+    def init(self: PointToPoint, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        self._check(buf, dest, tag, writable=False)
+        return Prequest._starting(lambda: self._send(buf, dest, tag, mode))
+
+    init.__name__ = "<lambda>"
+    name = f"{letter}send".capitalize()
+    return {
+        name: method(mode.doc, lambda self, buf, dest, tag=0: self._send(buf, dest, tag, mode).block()),
+        f"I{letter}send": method(
+            f"See `{name}`.", lambda self, buf, dest, tag=0: Request._for(self._send(buf, dest, tag, mode))
+        ),
+        f"{name}_init": method(f"See `{name}`.", init),
+    }
+
+
+for _letter, _mode in MODES.items():
+    for _name, _body in _sends(_letter, _mode).items():
+        if _name not in vars(PointToPoint):
+            setattr(PointToPoint, _name, _body)

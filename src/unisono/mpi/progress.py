@@ -62,21 +62,15 @@ class Every(Operation):
         self.parts = parts
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         ended = [part.poll() for part in self.parts]  # each of them moves
         if not self.done and all(ended):
             first = self.parts[0]
-            self.source, self.tag, self.nbytes, self.value = (
-                first.source,
-                first.tag,
-                first.nbytes,
-                first.value,
-            )
+            self.source, self.tag, self.nbytes = first.source, first.tag, first.nbytes
+            self.value = first.value
             self.done = True
         return self.done
 
     def block(self) -> None:
-        """See `Operation.block`."""
         for part in self.parts:
             part.block()
         self.poll()
@@ -94,7 +88,6 @@ class ScheduleRun(Operation):
             _moving.append(self)
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if self.done or not self._turn.acquire(blocking=False):
             return self.done
         try:

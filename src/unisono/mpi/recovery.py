@@ -42,8 +42,7 @@ class Recovery:
         raw = bytes_of(flag, writable=True)[0]
         if raw.size != np.dtype(np.int32).itemsize:
             raise ValueError(f"flag: {raw.size} bytes, expected those of one int")
-        made: Request = Request._for(ScheduleRun(self._agreement(raw.view(np.int32))))
-        return made
+        return Request._for(ScheduleRun(self._agreement(raw.view(np.int32))))
 
     def _agreement(self, bits: Any) -> Schedule:
         found: Schedule = self._allreduce(

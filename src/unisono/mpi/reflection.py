@@ -46,8 +46,7 @@ def _handleof(arg: Any) -> NoReturn:  # noqa: ARG001
 
 def _comm_lock_table(comm: Any) -> dict[str, Any]:
     """The locks of a communicator, by name."""
-    found: dict[str, Any] = comm._alive().locks
-    return found
+    return comm._alive().locks
 
 
 def _comm_lock(comm: Any, key: str) -> Any:

@@ -10,7 +10,7 @@ from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.partitioned import Partitioned
 from unisono.mpi.progress import Operation, Pause, move_all
-from unisono.mpi.status import Status
+from unisono.mpi.status import Status, fill_status
 
 
 class Pending(State):
@@ -24,6 +24,7 @@ class Request(Handle):
     """An operation under way. After its end it is null."""
 
     _state: Pending | None
+    _null = constants.ERR_REQUEST
 
     @classmethod
     def _for(cls, operation: Operation) -> Any:
@@ -38,15 +39,13 @@ class Request(Handle):
     def _conclude(self, status: Status | None) -> Any:
         """After the end: fill the status, forget the operation, return its value."""
         operation = self._operation()
+        fill_status(status, operation)
         if operation is None:
-            _fill(status, None)
             return None
-        _fill(status, operation)
-        assert self._state is not None
-        if self._state.start is None:
+        if self._state.start is None:  # type: ignore[union-attr]
             self._state = None
         else:
-            self._state.operation = None
+            self._state.operation = None  # type: ignore[union-attr]
         return operation.value
 
     def _ended(self) -> bool:
@@ -86,18 +85,14 @@ class Request(Handle):
 
     def Test(self, status: Status | None = None) -> bool:
         """Whether it has ended."""
-        move_all()
-        if not self._ended():
-            return False
-        self._conclude(status)
-        return True
+        return Request.test(self, status)[0]  # a subclass's own `test` may call this
 
     def Get_status(self, status: Status | None = None) -> bool:
         """Whether it has ended; the request stays."""
         move_all()
         if not self._ended():
             return False
-        _fill(status, self._operation())
+        fill_status(status, self._operation())
         return True
 
     def Cancel(self) -> None:
@@ -107,11 +102,7 @@ class Request(Handle):
             raise Exception(constants.ERR_REQUEST, "the request is null or inactive")
         operation.cancel()
 
-    def Free(self) -> None:
-        """Forget it; the operation goes on."""
-        if self._state is None:
-            raise Exception(constants.ERR_REQUEST, "the request is null")
-        self._state = None
+    Free = Handle._free
 
     def wait(self, status: Status | None = None) -> Any:
         """Wait for its end; returns the object."""
@@ -125,15 +116,8 @@ class Request(Handle):
             return False, None
         return True, self._conclude(status)
 
-    def get_status(self, status: Status | None = None) -> bool:
-        """See `Get_status`."""
-        return self.Get_status(status)
-
-    def cancel(self) -> None:
-        """See `Cancel`."""
-        self.Cancel()
-
-    # ---- several requests
+    get_status, cancel = Get_status, Cancel
+    # ---- several requests. Uppercase calls give what lowercase ones do, without the objects.
 
     @classmethod
     def Waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
@@ -160,44 +144,40 @@ class Request(Handle):
     @classmethod
     def testall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[bool, Any]:
         """(whether all have ended, their objects)."""
-        move_all()
-        ended = [one._ended() for one in requests]  # each of them moves
-        if not all(ended):
+        ended = cls._ended_of(requests)
+        if ended is not None and len(ended) < sum(map(_active, requests)):
             return False, None
         return True, [one._conclude(status) for one, status in _paired(requests, statuses)]
 
     @classmethod
     def Get_status_all(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> bool:
         """Whether all have ended; the requests stay."""
-        move_all()
-        ended = [one._ended() for one in requests]  # each of them moves
-        if not all(ended):
+        ended = cls._ended_of(requests)
+        if ended is not None and len(ended) < sum(map(_active, requests)):
             return False
         for one, status in _paired(requests, statuses):
-            _fill(status, one._operation())
+            fill_status(status, one._operation())
         return True
 
-    @classmethod
-    def _look(cls, requests: Sequence[Request]) -> int | None:
-        """The index of one that has ended; UNDEFINED: none is active; None: none has ended."""
-        active = [index for index, one in enumerate(requests) if one._operation() is not None]
+    @staticmethod
+    def _ended_of(requests: Sequence[Request]) -> list[int] | None:
+        """The indices of those that have ended; None: none is active. Each of them moves."""
         move_all()
-        if not active:
-            return constants.UNDEFINED
-        return next((index for index in active if requests[index]._ended()), None)
+        active = [index for index, one in enumerate(requests) if _active(one)]
+        return [index for index in active if requests[index]._ended()] if active else None
 
     @classmethod
     def Waitany(cls, requests: Sequence[Request], status: Status | None = None) -> int:
-        """Wait for one; returns its index."""
+        """Wait for one; returns its index, or UNDEFINED if none is active."""
         return cls.waitany(requests, status)[0]
 
     @classmethod
     def waitany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, Any]:
         """Wait for one; returns its index and its object."""
         pause = Pause()
-        while (index := cls._look(requests)) is None:
+        while not (found := cls.testany(requests, status))[1]:
             pause()
-        return index, cls._conclude_one(requests, index, status)
+        return found[0], found[2]
 
     @classmethod
     def Testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
@@ -207,26 +187,27 @@ class Request(Handle):
     @classmethod
     def testany(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool, Any]:
         """(the index of one that has ended, whether there is one, its object)."""
-        index = cls._look(requests)
-        if index is None:
-            return constants.UNDEFINED, False, None
-        return index, True, cls._conclude_one(requests, index, status)
-
-    @staticmethod
-    def _conclude_one(requests: Sequence[Request], index: int, status: Status | None) -> Any:
+        index, found = cls._look(requests)
         if index == constants.UNDEFINED:
-            _fill(status, None)
-            return None
-        return requests[index]._conclude(status)
+            fill_status(status if found else None, None)
+            return index, found, None
+        return index, True, requests[index]._conclude(status)
 
     @classmethod
     def Get_status_any(cls, requests: Sequence[Request], status: Status | None = None) -> tuple[int, bool]:
         """As `Testany`; the requests stay."""
-        index = cls._look(requests)
-        if index is None:
-            return constants.UNDEFINED, False
-        _fill(status, None if index == constants.UNDEFINED else requests[index]._operation())
-        return index, True
+        index, found = cls._look(requests)
+        if found:
+            fill_status(status, None if index == constants.UNDEFINED else requests[index]._operation())
+        return index, found
+
+    @staticmethod
+    def _look(requests: Sequence[Request]) -> tuple[int, bool]:
+        """(the index of one that has ended, True); (UNDEFINED, whether none is active)."""
+        active = [index for index, one in enumerate(requests) if _active(one)]
+        move_all()
+        ended = next((index for index in active if requests[index]._ended()), constants.UNDEFINED)
+        return ended, ended != constants.UNDEFINED or not active
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[int] | None:
@@ -249,28 +230,20 @@ class Request(Handle):
     @classmethod
     def testsome(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> tuple[Any, Any]:
         """(indices of those that have ended, their objects); (None, None) if none is active."""
-        active = cls._active_ended(requests)
-        if active is None:
-            _paired([], statuses)
-            return None, None
-        chosen = [requests[index] for index in active]
-        return active, [one._conclude(status) for one, status in _paired(chosen, statuses)]
-
-    @classmethod
-    def _active_ended(cls, requests: Sequence[Request]) -> list[int] | None:
-        move_all()
-        active = [index for index, one in enumerate(requests) if one._operation() is not None]
-        return [index for index in active if requests[index]._ended()] if active else None
+        ended = cls._ended_of(requests)
+        chosen = _paired([requests[index] for index in ended or ()], statuses)
+        objects = [one._conclude(status) for one, status in chosen]
+        return ended, None if ended is None else objects
 
     @classmethod
     def Get_status_some(
         cls, requests: Sequence[Request], statuses: list[Status] | None = None
     ) -> list[int] | None:
         """As `Testsome`; the requests stay."""
-        active = cls._active_ended(requests)
-        for index, status in zip(active or [], _statuses(len(active or []), statuses), strict=True):
-            _fill(status, requests[index]._operation())
-        return active
+        ended = cls._ended_of(requests)
+        for one, status in _paired([requests[index] for index in ended or ()], statuses):
+            fill_status(status, one._operation())
+        return ended
 
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
 
@@ -302,25 +275,16 @@ class Prequest(Partitioned, Request):
             one.Start()
 
 
-def _fill(status: Status | None, operation: Operation | None) -> None:
-    if status is None:
-        return
-    if operation is None:
-        status._set(constants.ANY_SOURCE, constants.ANY_TAG, 0)
-    else:
-        status._set(operation.source, operation.tag, operation.nbytes, operation.cancelled)
+def _active(request: Request) -> bool:
+    return request._operation() is not None
 
 
-def _statuses(number: int, statuses: list[Status] | None) -> list[Any]:
-    if statuses is None:
-        return [None] * number
-    if isinstance(statuses, list):
-        statuses += [Status() for _ in range(number - len(statuses))]
-    return [*statuses[:number], *[None] * (number - len(statuses))]
-
-
-def _paired(requests: Sequence[Request], statuses: list[Status] | None) -> Any:
-    return zip(requests, _statuses(len(requests), statuses), strict=True)
+def _paired(requests: Sequence[Request], statuses: list[Status] | None) -> list[tuple[Request, Any]]:
+    """Each request with its status; a list of statuses that is too short grows."""
+    number, given = len(requests), () if statuses is None else statuses
+    if isinstance(given, list):
+        given += [Status() for _ in range(number - len(given))]
+    return list(zip(requests, [*given[:number], *[None] * (number - len(given))], strict=True))
 
 
 REQUEST_NULL = Request()

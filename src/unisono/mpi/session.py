@@ -7,7 +7,8 @@ from typing import Any
 from unisono.mpi import constants
 from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.comm import COMM_SELF, COMM_WORLD
-from unisono.mpi.errors import Exception, HasErrhandler
+from unisono.mpi.errhandler import HasErrhandler
+from unisono.mpi.errors import Exception
 from unisono.mpi.group import Group
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.info import Info
@@ -29,10 +30,7 @@ class Session(HasErrhandler, HasBuffer, Handle):
             made.Set_errhandler(errhandler)
         return made
 
-    def Finalize(self) -> None:
-        """End it."""
-        self._alive()
-        self._state = None
+    Finalize = Handle._free
 
     def Get_num_psets(self, info: Any = None) -> int:  # noqa: ARG002
         """The number of process sets."""

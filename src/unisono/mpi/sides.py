@@ -2,32 +2,120 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from unisono.mpi import constants, object_schedules
+from unisono.mpi import constants
+from unisono.mpi import object_schedules as objects
+from unisono.mpi.addresses import check_root
 from unisono.mpi.comm_state import CommState, handle_of
 from unisono.mpi.context import agree
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Exception, whole
 from unisono.mpi.lane import Lane
+from unisono.mpi.op import OPS
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule, complete
+
+ROOT, PROC_NULL, SUM = constants.ROOT, constants.PROC_NULL, OPS["SUM"]
 
 
 def both_sides(lane: Lane, obj: Any) -> Schedule:
     """(the objects of this side's ranks, those of the other side's), on every rank."""
-    mine = yield from object_schedules.gather(lane.local, obj, 0)
+    mine = yield from objects.gather(lane.local, obj, 0)
     theirs = None
     if lane.rank == 0:
         incoming = lane.receive_bytes(0)
         yield [incoming, lane.send_bytes(0, pickle.dumps(mine))]
         theirs = pickle.loads(incoming.value)
-    return (yield from object_schedules.broadcast(lane.local, (mine, theirs), 0))
+    return (yield from objects.broadcast(lane.local, (mine, theirs), 0))
 
 
 def swap_leaders(lane: Lane, packed: Any, room: Any) -> Schedule:
     """Ranks 0 of both sides exchange bytes."""
     if lane.rank == 0:
         yield [lane.receive(0, room), lane.send(0, packed)]
+
+
+# ---- collectives of objects: what goes to a side comes from the other one
+
+
+def side_root(lane: Lane, root: int) -> int:
+    """Check a root: ROOT, PROC_NULL, or a rank of the other side."""
+    return whole(root, "root") if root in (ROOT, PROC_NULL) else check_root(root, lane.size)
+
+
+def _scattered(lane: Lane, root: int, objs: Callable[[], list[Any]]) -> Schedule:
+    """The root sends one of its objects to each rank of the other side, which returns it."""
+    root = side_root(lane, root)
+    gives = list(enumerate(objs())) if root == ROOT else []
+    found = yield from objects.exchange(lane, gives, [root] if root >= 0 else [])
+    return found[0] if root >= 0 else None
+
+
+def broadcast(lane: Lane, obj: Any, root: int = 0) -> Schedule:
+    """The object of the root, for every rank of the other side."""
+    return _scattered(lane, root, lambda: [obj] * lane.size)
+
+
+def scatter(lane: Lane, sendobj: Any, root: int = 0) -> Schedule:
+    """Object i of the root, for rank i of the other side."""
+    return _scattered(lane, root, lambda: objects.one_for_each(sendobj, lane.size))
+
+
+def gather(lane: Lane, sendobj: Any, root: int = 0) -> Schedule:
+    """The objects of the other side, for the root."""
+    root = side_root(lane, root)
+    gives, takes = [(root, sendobj)] if root >= 0 else [], range(lane.size) if root == ROOT else ()
+    found = yield from objects.exchange(lane, gives, list(takes))
+    return found if root == ROOT else None
+
+
+def all_gather(lane: Lane, sendobj: Any) -> Schedule:
+    """The objects of the other side."""
+    return (yield from both_sides(lane, sendobj))[1]
+
+
+def reduce(lane: Lane, sendobj: Any, op: Any = SUM, root: int = 0) -> Schedule:
+    """The objects of the other side, reduced, for the root."""
+    root, found = side_root(lane, root), None
+    if root >= 0:
+        found = yield from objects.reduce(lane.local, sendobj, op, 0)
+    gives = [(root, found)] if root >= 0 and lane.rank == 0 else []
+    got = yield from objects.exchange(lane, gives, [0] if root == ROOT else [])
+    return got[0] if got else None
+
+
+def all_reduce(lane: Lane, sendobj: Any, op: Any = SUM) -> Schedule:
+    """The objects of the other side, reduced."""
+    found = yield from objects.reduce(lane.local, sendobj, op, 0)
+    if lane.rank == 0:
+        (found,) = yield from objects.exchange(lane, [(0, found)], [0])
+    return (yield from objects.broadcast(lane.local, found, 0))
+
+
+class Meeting(NamedTuple):
+    """How two sides that are not of one world meet: at a store. first: this side's ranks come first."""
+
+    address: tuple[str, int]
+    first: bool
+    others: int
+
+
+def _leader(state: CommState, peers: CommState, remote_leader: int, tag: int, told: list[Any]) -> Schedule:
+    """The objects of the other side's ranks, from its leader; a Meeting if the sides are of two worlds."""
+    between, foreign = peers.lane_of_few(peers.peers, tag), peers.world is not state.world
+    asked = [(remote_leader, (told, foreign))]
+    ((theirs, other),) = yield from objects.exchange(between, asked, [remote_leader])
+    if not foreign and not other:
+        return theirs
+    first, address = peers.world.rank < peers.peers[remote_leader], None
+    if first:
+        from unisono.mpi.meetings import serve
+
+        server = serve(peers.world)
+        address = server.host, server.port
+    (found,) = yield from objects.exchange(between, [(remote_leader, address)], [remote_leader])
+    return Meeting(address or found, first, len(theirs))
 
 
 class SideCreation:
@@ -43,37 +131,34 @@ class SideCreation:
             raise Exception(constants.ERR_RANK, f"local_leader is {local_leader}")
 
         def exchange(obj: Any) -> Schedule:
-            """The objects of all ranks of both sides."""
-            told = yield from object_schedules.all_gather(lane, obj)
-            remote = None
-            if lane.rank == local_leader and (peers := peer_comm._alive()).world is state.world:
-                between = peers.lane_of_few(peers.peers, tag)
-                (remote,) = yield from object_schedules.exchange(
-                    between, [(remote_leader, told)], [remote_leader]
-                )
-            theirs = yield from object_schedules.broadcast(lane, remote, local_leader)
-            if theirs is None:
-                raise Exception(constants.ERR_COMM, "peer_comm has ranks of another job: take part of it")
+            """The objects of this side's ranks, and those of the other's, or how both sides meet."""
+            told, remote = (yield from objects.all_gather(lane, obj)), None
+            if lane.rank == local_leader:
+                remote = yield from _leader(state, peer_comm._alive(), remote_leader, tag, told)
+            return told, (yield from objects.broadcast(lane, remote, local_leader))
+
+        def every(obj: Any) -> Schedule:
+            told, theirs = yield from exchange(obj)
             return told + theirs
 
         def schedule() -> Schedule:
-            told = yield from exchange((state.ranks, lane.number))
-            ranks = told[-1][0]
-            _, context, serial = yield from agree(exchange, contexts, told[0][1] + told[-1][1])
-            return ranks, context, serial
+            told, theirs = yield from exchange((state.ranks, lane.number))
+            if isinstance(theirs, Meeting):
+                return theirs
+            _, context, serial = yield from agree(every, contexts, told[0][1] + theirs[0][1])
+            return CommState(state.world, contexts, state.ranks, context, serial, theirs[0][0])
 
-        ranks, context, serial = complete(schedule())
-        return handle_of(CommState(state.world, contexts, state.ranks, context, serial, ranks))
+        made = complete(schedule())
+        if isinstance(made, Meeting):  # the sides are of two jobs
+            from unisono.mpi.meetings import meet, store_at
+
+            return meet(state, store_at(made.address), made.first, made.others)
+        return handle_of(made)
 
     def Spawn(
-        self,
-        command: Any,
-        args: Any = None,
-        maxprocs: int = 1,
-        info: Any = None,
-        root: int = 0,
+        self, command: Any, args: Any = None, maxprocs: int = 1, info: Any = None, root: int = 0,
         errcodes: list[int] | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Start processes on the root's host. Returns the communicator with them; they have `Get_parent`.
 
         Raises:
@@ -85,14 +170,9 @@ class SideCreation:
         return made
 
     def Spawn_multiple(
-        self,
-        command: Any,
-        args: Any = None,
-        maxprocs: Any = 1,
-        info: Any = None,
-        root: int = 0,
+        self, command: Any, args: Any = None, maxprocs: Any = 1, info: Any = None, root: int = 0,
         errcodes: list[list[int]] | None = None,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """As `Spawn`, of several commands; the new ranks are in their order."""
         made, counts = self._spawn(command, args, maxprocs, info, root, True)
         if errcodes is not None:

@@ -7,9 +7,19 @@ from typing import Any
 from unisono.mpi import constants
 from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import whole
+from unisono.mpi.handle import method
 from unisono.mpi.named_types import NAMED
+from unisono.mpi.progress import Operation
 
 BYTE = NAMED["BYTE"]
+
+
+def _field(name: str, doc: str, check: Any = None) -> tuple[Any, Any, Any]:
+    """A field: the method that returns it, the one that sets it, and the property."""
+    place, check = f"_{name}", check or (lambda value: whole(value, name))
+    get = method(doc, lambda self: getattr(self, place))
+    put = method(f"Set it: {doc[0].lower()}{doc[1:]}", lambda self, value: setattr(self, place, check(value)))
+    return get, put, property(get, put)
 
 
 class Status:
@@ -30,30 +40,6 @@ class Status:
     def _set(self, source: int, tag: int, nbytes: int, cancelled: bool = False, error: int = 0) -> None:
         self._source, self._tag, self._nbytes = source, tag, nbytes
         self._cancelled, self._error = cancelled, error
-
-    def Get_source(self) -> int:
-        """The rank that sent the message."""
-        return self._source
-
-    def Set_source(self, source: int) -> None:
-        """Set the source."""
-        self._source = whole(source, "source")
-
-    def Get_tag(self) -> int:
-        """Its tag."""
-        return self._tag
-
-    def Set_tag(self, tag: int) -> None:
-        """Set the tag."""
-        self._tag = whole(tag, "tag")
-
-    def Get_error(self) -> int:
-        """Its error code."""
-        return self._error
-
-    def Set_error(self, error: int) -> None:
-        """Set the error code."""
-        self._error = whole(error, "error")
 
     def Get_count(self, datatype: Datatype = BYTE) -> int:
         """The number of whole items; UNDEFINED: the message is not whole items of this type."""
@@ -80,32 +66,14 @@ class Status:
         """Set the size, as a number of items."""
         self._nbytes = datatype.Get_size() * whole(count, "count")
 
-    def Is_cancelled(self) -> bool:
-        """Whether the operation was cancelled."""
-        return self._cancelled
-
-    def Set_cancelled(self, flag: bool) -> None:
-        """Set whether it was cancelled."""
-        self._cancelled = bool(flag)
-
-    source = property(Get_source, Set_source)
-    tag = property(Get_tag, Set_tag)
-    error = property(Get_error, Set_error)
-    cancelled = property(Is_cancelled, Set_cancelled)
-
-    @property
-    def count(self) -> int:
-        """Its size in bytes."""
-        return self._nbytes
-
-    @count.setter
-    def count(self, value: int) -> None:
-        self._nbytes = whole(value, "count")
+    Get_source, Set_source, source = _field("source", "The rank that sent the message.")
+    Get_tag, Set_tag, tag = _field("tag", "The tag of the message.")
+    Get_error, Set_error, error = _field("error", "Its error code.")
+    Is_cancelled, Set_cancelled, cancelled = _field("cancelled", "Whether the operation was cancelled.", bool)
+    _, _, count = _field("nbytes", "Its size in bytes.")
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Status):
-            return NotImplemented
-        return self.__getstate__() == other.__getstate__()
+        return self.__getstate__() == other.__getstate__() if isinstance(other, Status) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -136,6 +104,14 @@ class Status:
         low, high, source, tag, error = arg
         status._set(source, tag, low & 0xFFFFFFFF | (high >> 1) << 32, bool(high & 1), error)
         return status
+
+
+def fill_status(status: Status | None, operation: Operation | None) -> None:
+    """What a status says of an operation that has ended; None: there was none."""
+    if status is not None and operation is not None:
+        status._set(operation.source, operation.tag, operation.nbytes, operation.cancelled)
+    elif status is not None:
+        status._set(constants.ANY_SOURCE, constants.ANY_TAG, 0)
 
 
 def _numbers(status: Status) -> memoryview:

@@ -9,6 +9,7 @@ from unisono.mpi import constants, object_schedules, schedules
 from unisono.mpi.comm import Intracomm
 from unisono.mpi.comm_state import CommState, classes
 from unisono.mpi.errors import Exception, whole
+from unisono.mpi.handle import getter
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
 from unisono.mpi.neighbourhoods import PROC_NULL, Edges, Grid
@@ -108,11 +109,8 @@ class Cartcomm(Topocomm):
     def _grid(self) -> Grid:
         return self._alive().topology
 
-    def Get_dim(self) -> int:
-        """The number of axes."""
-        return len(self._grid().dims)
-
-    dim = ndim = property(Get_dim)
+    Get_dim, dim = getter("The number of axes.", lambda state: len(state.topology.dims))
+    ndim = dim
 
     def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
         """(sizes, periods, coordinates of this rank)."""
@@ -168,6 +166,10 @@ class Cartcomm(Topocomm):
         return Cartcomm._of(made._state)
 
 
+def _lists(topology: Edges) -> tuple[list[int], list[int]]:
+    return list(topology.index), list(topology.edges)
+
+
 class Graphcomm(Topocomm):
     """A graph of ranks that every rank knows whole."""
 
@@ -176,19 +178,10 @@ class Graphcomm(Topocomm):
     def _edges(self) -> Edges:
         return self._alive().topology
 
-    def Get_dims(self) -> tuple[int, int]:
-        """(number of nodes, number of edges)."""
-        return len(self._edges().index), len(self._edges().edges)
-
-    dims = property(Get_dims)
-    nnodes = property(lambda self: self.Get_dims()[0], doc="The number of nodes.")
-    nedges = property(lambda self: self.Get_dims()[1], doc="The number of edges.")
-
-    def Get_topo(self) -> tuple[list[int], list[int]]:
-        """(index, edges)."""
-        return list(self._edges().index), list(self._edges().edges)
-
-    topo = property(Get_topo)
+    Get_dims, dims = getter("(nodes, edges).", lambda state: (*map(len, _lists(state.topology)),))
+    nnodes = property(lambda self: self.dims[0], doc="The number of nodes.")
+    nedges = property(lambda self: self.dims[1], doc="The number of edges.")
+    Get_topo, topo = getter("(index, edges).", lambda state: _lists(state.topology))
     index = property(lambda self: self.Get_topo()[0], doc="The ends of the ranks' neighbours.")
     edges = property(lambda self: self.Get_topo()[1], doc="The neighbours of all ranks.")
 

@@ -69,8 +69,7 @@ class World:
 
     def failure(self, call: str) -> BaseException:
         """The error of what aborted the group."""
-        found: BaseException = self.planner.failure(call, self.group.timeout_s, self.engine)
-        return found
+        return self.planner.failure(call, self.group.timeout_s, self.engine)
 
 
 class Messages:
@@ -158,7 +157,6 @@ class Transfer(Operation):
         self._world, self._work = world, work
 
     def poll(self) -> bool:
-        """See `Operation.poll`."""
         if self.done:
             return True
         work = self._work
@@ -170,7 +168,6 @@ class Transfer(Operation):
         return True
 
     def block(self) -> None:
-        """See `Operation.block`."""
         if self.done:
             return
         if moving():

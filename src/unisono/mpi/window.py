@@ -14,9 +14,10 @@ from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.comm import COMM_SELF, Intracomm
-from unisono.mpi.errors import Exception, HasErrhandler, whole
-from unisono.mpi.group import Group, group_of
-from unisono.mpi.handle import Handle, HasName
+from unisono.mpi.errhandler import HasErrhandler
+from unisono.mpi.errors import Exception, whole
+from unisono.mpi.group import group_of
+from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.info import INFO_NULL, HasInfo, Info
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.op import OPS, Op
@@ -112,8 +113,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
         if rank == constants.PROC_NULL:
             rank = next((i for i, place in enumerate(state.places) if place.nbytes), 0)
         state.place(rank)
-        found: tuple[Any, int] = state.shared(rank)
-        return found
+        return state.shared(rank)
 
     def Free(self) -> None:
         """End the window; all ranks call it, and it waits for them."""
@@ -124,36 +124,18 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
 
     # ---- what it is
 
-    def Get_group(self) -> Group:
-        """The ranks as a group."""
-        state = self._alive()
-        return group_of(state.world, state.ranks)
-
-    group = property(Get_group)
-    group_size = property(lambda self: len(self._alive().ranks), doc="The number of ranks.")
-    group_rank = property(lambda self: self._alive().rank, doc="This process's rank.")
-    attrs = property(lambda self: self._alive().attrs, doc="(address, bytes, unit) of the memory.")
-    flavor = property(lambda self: self._alive().flavor, doc="How it was made: WIN_FLAVOR_...")
-
-    @property
-    def model(self) -> int:
-        """WIN_UNIFIED: there is one copy of the memory."""
-        self._alive()
-        return constants.WIN_UNIFIED
+    Get_group, group = getter("The ranks as a group.", lambda state: group_of(state.world, state.ranks))
+    group_size = getter("The number of ranks.", lambda state: len(state.ranks))[1]
+    group_rank = getter("This process's rank.", lambda state: state.rank)[1]
+    attrs = getter("(address, bytes, unit) of the memory.", lambda state: state.attrs)[1]
+    flavor = getter("How it was made: WIN_FLAVOR_...", lambda state: state.flavor)[1]
+    model = getter("WIN_UNIFIED: there is one copy of the memory.", lambda _: constants.WIN_UNIFIED)[1]
 
     def _predefined(self) -> dict[int, Any]:
-        base, size, unit = self.attrs
-        return {
-            constants.WIN_BASE: base,
-            constants.WIN_SIZE: size,
-            constants.WIN_DISP_UNIT: unit,
-            constants.WIN_CREATE_FLAVOR: self.flavor,
-            constants.WIN_MODEL: constants.WIN_UNIFIED,
-        }
+        values = (*self.attrs, self.flavor, constants.WIN_UNIFIED)
+        return dict(zip(range(constants.WIN_BASE, constants.WIN_MODEL + 1), values, strict=True))
 
-    def tomemory(self) -> Any:
-        """The memory of this rank."""
-        return self._alive().memory
+    tomemory, _ = getter("The memory of this rank.", lambda state: state.memory)
 
     def __buffer__(self, flags: int) -> memoryview:
         return memoryview(self.tomemory())
@@ -162,34 +144,28 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
 
     def Put(self, origin: Any, target_rank: int, target: Any = None) -> None:
         """Write to the target. target: displacement, or (displacement, count, type)."""
-        state = self._alive()
-        if target_rank == constants.PROC_NULL:
-            return
-        if target is None and _plain(origin):
-            place = state.place(target_rank)
-            if origin.nbytes <= place.nbytes:
-                state.check(state.native.put(origin, place.home, place.base, state.forever), "Put")
-                return
-        block = simple(origin, writable=False)
-        items = Items(state, target_rank, block, target)
-        for at, part in items.parts(block.pack()):
-            state.call("put", part, items.home, at)
+        self._move("put", origin, target_rank, target)
 
     def Get(self, origin: Any, target_rank: int, target: Any = None) -> None:
         """Read from the target."""
-        state = self._alive()
-        if target_rank == constants.PROC_NULL:
+        self._move("get", origin, target_rank, target)
+
+    def _move(self, call: str, origin: Any, rank: int, target: Any) -> None:
+        state, reads = self._alive(), call == "get"
+        if rank == constants.PROC_NULL:
             return
         if target is None and _plain(origin):
-            place = state.place(target_rank)
-            if origin.nbytes <= place.nbytes and origin.flags.writeable:
-                state.check(state.native.get(origin, place.home, place.base, state.forever), "Get")
+            place = state.place(rank)
+            if origin.nbytes <= place.nbytes and (origin.flags.writeable or not reads):
+                fault = getattr(state.native, call)(origin, place.home, place.base, state.forever)
+                state.check(fault, call.capitalize())
                 return
-        block = simple(origin, writable=True)
-        items, room = Items(state, target_rank, block, target), block.room()
-        for at, part in items.parts(room):
-            state.call("get", part, items.home, at)
-        block.fill(room)
+        block = simple(origin, writable=reads)
+        items, data = Items(state, rank, block, target), block.room() if reads else block.pack()
+        for at, part in items.parts(data):
+            state.call(call, part, items.home, at)
+        if reads:
+            block.fill(data)
 
     def Accumulate(self, origin: Any, target_rank: int, target: Any = None, op: Op = _SUM) -> None:
         """Combine with the target, each element atomically."""

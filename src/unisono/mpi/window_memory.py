@@ -11,7 +11,6 @@ import numpy as np
 from unisono import _native
 from unisono.engine.memory.arrays import empty
 from unisono.engine.memory.buffers import DTYPES
-from unisono.engine.windows.opening import open_window
 from unisono.mpi import constants, object_schedules
 from unisono.mpi.byte_memory import buffer
 from unisono.mpi.comm import Comm
@@ -71,6 +70,8 @@ class WindowState(State):
 
     def open(self, comm: Comm, memory: Any) -> None:
         """Make the engine's window, of the ranks of the communicator."""
+        from unisono.engine.windows.opening import open_window  # most programs have no window
+
         state, group = comm._alive(), self.world.group
         dynamic = self.flavor == constants.WIN_FLAVOR_DYNAMIC
         base = 0 if dynamic else memory.__array_interface__["data"][0]  # displacements are addresses

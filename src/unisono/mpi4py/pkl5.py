@@ -244,15 +244,9 @@ class Comm(MPI.Comm):
         raise RuntimeError("unsupported: the size of an object is not known before; use improbe")
 
     def sendrecv(
-        self,
-        sendobj: Any,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Any = None,
-        source: int = MPI.ANY_SOURCE,
-        recvtag: int = MPI.ANY_TAG,
-        status: Any = None,
-    ) -> Any:
+        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG, status: Any = None,
+    ) -> Any:  # fmt: skip
         """Send one object and receive another."""
         sent = self.isend(sendobj, dest, sendtag)
         came = self.recv(recvbuf, source, recvtag, status)

@@ -17,6 +17,34 @@ __all__ = ["ApplyResult", "AsyncResult", "MapResult", "Pool", "ThreadPool"]
 Callback = Callable[[Any], object] | None
 
 
+def _map(call: str, doc: str, take: Any, chunksize: int | None = None, **options: bool) -> Any:
+    """A method that maps a function over calls on the workers. take: makes its value of their results."""
+    default = chunksize
+
+    def mapped(
+        self: Pool, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = default,
+        *callbacks: Callback, **named: Callback,
+    ) -> Any:  # fmt: skip
+        return take(self, self._results(call, func, iterable, chunksize, **options), *callbacks, **named)
+
+    mapped.__doc__ = doc
+    return mapped
+
+
+def _all(_pool: Pool, results: Iterator[Any]) -> list[Any]:
+    return list(results)
+
+
+def _lazily(_pool: Pool, results: Iterator[Any]) -> Iterator[Any]:
+    return results
+
+
+def _later(
+    pool: Pool, results: Iterator[Any], callback: Callback = None, error_callback: Callback = None
+) -> MapResult:
+    return pool._gathered(results, callback, error_callback)
+
+
 class Pool:
     """Workers that are ranks. Arguments as of multiprocessing.Pool, then those of MPIPoolExecutor."""
 
@@ -38,63 +66,20 @@ class Pool:
         return self.executor.submit(func, *args, **kwds).result()
 
     def apply_async(
-        self,
-        func: Callable[..., Any],
-        args: Iterable[Any] = (),
-        kwds: Mapping[str, Any] = {},
-        callback: Callback = None,
-        error_callback: Callback = None,
-    ) -> ApplyResult:
+        self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: Mapping[str, Any] = {},
+        callback: Callback = None, error_callback: Callback = None,
+    ) -> ApplyResult:  # fmt: skip
         """The same, without waiting."""
         return ApplyResult(self.executor.submit(func, *args, **kwds), callback, error_callback)
 
-    def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
-        """The list of `map(func, iterable)`, in tasks of `chunksize` calls."""
-        return list(self._results("map", func, iterable, chunksize))
-
-    def starmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None = None) -> Any:
-        """The list of `itertools.starmap(func, iterable)`."""
-        return list(self._results("starmap", func, iterable, chunksize))
-
-    def map_async(
-        self,
-        func: Callable[..., Any],
-        iterable: Iterable[Any],
-        chunksize: int | None = None,
-        callback: Callback = None,
-        error_callback: Callback = None,
-    ) -> MapResult:
-        """See `map`, without waiting."""
-        return self._gathered(self._results("map", func, iterable, chunksize), callback, error_callback)
-
-    def starmap_async(
-        self,
-        func: Callable[..., Any],
-        iterable: Iterable[Any],
-        chunksize: int | None = None,
-        callback: Callback = None,
-        error_callback: Callback = None,
-    ) -> MapResult:
-        """See `starmap`, without waiting."""
-        return self._gathered(self._results("starmap", func, iterable, chunksize), callback, error_callback)
-
-    def imap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> Any:
-        """An iterator of the results of `map(func, iterable)`, in order."""
-        return self._results("map", func, iterable, chunksize)
-
-    def imap_unordered(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> Any:
-        """An iterator of the results, as they come."""
-        return self._results("map", func, iterable, chunksize, unordered=True)
-
-    def istarmap(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> Any:
-        """An iterator of the results of `itertools.starmap(func, iterable)`, in order."""
-        return self._results("starmap", func, iterable, chunksize)
-
-    def istarmap_unordered(
-        self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1
-    ) -> Any:
-        """An iterator of the results, as they come."""
-        return self._results("starmap", func, iterable, chunksize, unordered=True)
+    map = _map("map", "The list of `map(func, iterable)`, in tasks of `chunksize` calls.", _all)
+    starmap = _map("starmap", "The list of `itertools.starmap(func, iterable)`.", _all)
+    map_async = _map("map", "See `map`, without waiting.", _later)
+    starmap_async = _map("starmap", "See `starmap`, without waiting.", _later)
+    imap = _map("map", "An iterator of the results of `map(func, iterable)`, in order.", _lazily, 1)
+    imap_unordered = _map("map", "An iterator of the results, as they come.", _lazily, 1, unordered=True)
+    istarmap = _map("starmap", "An iterator of the results of `starmap`, in order.", _lazily, 1)
+    istarmap_unordered = _map("starmap", "The same, as they come.", _lazily, 1, unordered=True)
 
     def close(self) -> None:
         """Take no more tasks."""
@@ -118,13 +103,9 @@ class Pool:
         self.close()
 
     def _results(
-        self,
-        call: str,
-        func: Callable[..., Any],
-        iterable: Iterable[Any],
-        chunksize: int | None,
+        self, call: str, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int | None,
         **options: bool,
-    ) -> Iterator[Any]:
+    ) -> Iterator[Any]:  # fmt: skip
         """Of a call of the executor. Four tasks for each worker, unless a size is given."""
         if chunksize is None:
             if not operator.length_hint(iterable):

@@ -108,15 +108,9 @@ class Counter:
     """A number of rank `root` that all ranks increment: `next(counter)` gives each value once."""
 
     def __init__(
-        self,
-        start: Any = 0,
-        step: Any = 1,
-        *,
-        typecode: str = "i",
-        comm: Any = MPI.COMM_SELF,
-        info: Any = MPI.INFO_NULL,
-        root: int = 0,
-    ) -> None:
+        self, start: Any = 0, step: Any = 1, *, typecode: str = "i", comm: Any = MPI.COMM_SELF,
+        info: Any = MPI.INFO_NULL, root: int = 0,
+    ) -> None:  # fmt: skip
         code = MPI.Datatype.fromcode(typecode).typechar
         self._start, self._step, self._typechar = start, step, code
         self._numbers = _Numbers([start], code, comm, info, root, "counter")
@@ -202,13 +196,9 @@ class Condition(_Held):
     """Ranks wait, and a rank notifies them, in the order of their waits; all hold the mutex meanwhile."""
 
     def __init__(
-        self,
-        mutex: Mutex | None = None,
-        *,
-        recursive: bool = True,
-        comm: Any = MPI.COMM_SELF,
+        self, mutex: Mutex | None = None, *, recursive: bool = True, comm: Any = MPI.COMM_SELF,
         info: Any = MPI.INFO_NULL,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._own = mutex is None
         self._mutex = Mutex(recursive=recursive, comm=comm, info=info) if mutex is None else mutex
         self._numbers = _Numbers([0, 0], "q", self._mutex._comm, info, 0, "condition")  # waits, notices

@@ -1,6 +1,7 @@
 """A program that starts itself: what the new ranks and the old ones tell each other. Prints "all is well"."""
 
 import sys
+import time
 
 import numpy as np
 
@@ -27,10 +28,17 @@ def child() -> None:
     window.Fence()
     window.Free()
     merged.Free()
+    part = comm.Split(0, -rank)
+    two_jobs = part.Create_intercomm(size - 1, parent, 0)
+    assert two_jobs.allgather(rank) == list(range(two_jobs.remote_size))
+    two_jobs.Disconnect()
     parent.Disconnect()
     assert not MPI.Comm.Get_parent()
     if sys.argv[1] == "fails later":
         raise SystemExit(3)
+    if sys.argv[1] == "never ends":
+        MPI.Finalize()
+        time.sleep(3600)
 
 
 def with_new_ranks(kind: str) -> None:
@@ -56,6 +64,9 @@ def with_new_ranks(kind: str) -> None:
     assert memory.tolist() == ([1.0, 2.0] if rank == 0 else [0.0, 0.0])
     window.Free()
     merged.Free()
+    two_jobs = comm.Create_intercomm(0, inter, 0)
+    assert two_jobs.allgather(rank) == [1, 0]
+    two_jobs.Disconnect()
     inter.Disconnect()
     assert not inter
 

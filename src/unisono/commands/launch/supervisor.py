@@ -44,7 +44,6 @@ from unisono.commands.launch.process import (
 )
 from unisono.engine.base.limits import is_limit, limit_text, usable_cores
 from unisono.engine.environment import env
-from unisono.virtual.environment import shared_file
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # they are for the ranks
@@ -157,7 +156,7 @@ class Supervisor:
             self._say(
                 f"{job.world_size} ranks on {cores} cores, OMP_NUM_THREADS={threads} each (set it to choose)"
             )
-        self._shared = shared_file() if job.gpus else ""
+        self._shared = _shared_file() if job.gpus else ""
         for rank in range(job.world_size):
             try:
                 self._start_rank(rank)
@@ -469,3 +468,9 @@ def write_record(fd: int, record: Mapping[str, object]) -> None:
     rest = memoryview(msgspec.json.encode(record) + b"\n")
     while rest:
         rest = rest[os.write(fd, rest) :]
+
+
+def _shared_file() -> str:
+    from unisono.virtual.environment import shared_file  # a third of what a launcher imports
+
+    return shared_file()

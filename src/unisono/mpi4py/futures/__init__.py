@@ -31,22 +31,8 @@ from unisono.mpi4py.futures.executor import (
 from unisono.mpi4py.futures.worker import get_comm_workers
 
 __all__ = [
-    "ALL_COMPLETED",
-    "FIRST_COMPLETED",
-    "FIRST_EXCEPTION",
-    "BrokenExecutor",
-    "CancelledError",
-    "Executor",
-    "Future",
-    "InvalidStateError",
-    "MPICommExecutor",
-    "MPIPoolExecutor",
-    "ProcessPoolExecutor",
-    "ThreadPoolExecutor",
-    "TimeoutError",
-    "as_completed",
-    "collect",
-    "compose",
-    "get_comm_workers",
+    "ALL_COMPLETED", "FIRST_COMPLETED", "FIRST_EXCEPTION", "BrokenExecutor", "CancelledError", "Executor",
+    "Future", "InvalidStateError", "MPICommExecutor", "MPIPoolExecutor", "ProcessPoolExecutor",
+    "ThreadPoolExecutor", "TimeoutError", "as_completed", "collect", "compose", "get_comm_workers",
     "wait",
-]
+]  # fmt: skip

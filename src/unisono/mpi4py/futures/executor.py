@@ -25,14 +25,9 @@ class _Mapping(concurrent.futures.Executor):
     """`map` and `starmap` over `submit`."""
 
     def map(
-        self,
-        fn: Callable[..., Any],
-        *iterables: Iterable[Any],
-        timeout: float | None = None,
-        chunksize: int = 1,
-        buffersize: int | None = None,
-        unordered: bool = False,
-    ) -> Iterator[Any]:
+        self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None,
+        chunksize: int = 1, buffersize: int | None = None, unordered: bool = False,
+    ) -> Iterator[Any]:  # fmt: skip
         """The results of `map(fn, *iterables)`.
 
         Args:
@@ -45,14 +40,9 @@ class _Mapping(concurrent.futures.Executor):
         return self.starmap(fn, zip(*iterables), timeout, chunksize, buffersize, unordered)  # noqa: B905
 
     def starmap(
-        self,
-        fn: Callable[..., Any],
-        iterable: Iterable[tuple[Any, ...]],
-        timeout: float | None = None,
-        chunksize: int = 1,
-        buffersize: int | None = None,
-        unordered: bool = False,
-    ) -> Iterator[Any]:
+        self, fn: Callable[..., Any], iterable: Iterable[tuple[Any, ...]], timeout: float | None = None,
+        chunksize: int = 1, buffersize: int | None = None, unordered: bool = False,
+    ) -> Iterator[Any]:  # fmt: skip
         """The results of `itertools.starmap(fn, iterable)`; arguments as of `map`."""
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
