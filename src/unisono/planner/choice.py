@@ -13,8 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 from unisono.networks.quantities import readable_size, signed_time
 from unisono.planner.choice_page import ChoicePage, PricedCollective, TradePoint
 
-__all__ = ["Choice", "RefusedPlan", "nearest_first"]
-
 ROUNDING = 1e-9
 """Seconds; plans that differ by less are as fast."""
 

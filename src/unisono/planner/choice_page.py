@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from unisono.networks.quantities import readable_size, readable_time
 
-__all__ = ["ChoicePage", "PricedCollective", "TradePoint", "trade_svg"]
-
 WIDTH, HEIGHT, EDGE = 900, 560, 64
 GIB = 1 << 30
 CELL = 6

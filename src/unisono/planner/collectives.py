@@ -31,19 +31,6 @@ from unisono.planner.hardware import Hardware, Interconnect, LinkRate
 from unisono.planner.stages import expert_rows, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = [
-    "ContextExchange",
-    "ExpertExchange",
-    "GroupPrices",
-    "RankLayout",
-    "collective_s",
-    "context_exchange",
-    "expert_exchange",
-    "interconnect_of",
-    "message_s",
-    "places_hit",
-]
-
 FACTORS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 """Passes over the ring."""
 

@@ -18,18 +18,6 @@ from unisono.engine.costs.machine import cache_file, complaint, identity, read_f
 from unisono.engine.environment.env import Settings
 from unisono.planner.operator_costs import OperatorCosts, roofline
 
-__all__ = [
-    "ComputeCalibration",
-    "LoadedCompute",
-    "Measurement",
-    "RuntimeCosts",
-    "SharedSteps",
-    "compute_file",
-    "keep_compute",
-    "middle",
-    "recall_compute",
-]
-
 VERSION = 9
 """Of the file's format."""
 

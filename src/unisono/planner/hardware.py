@@ -22,23 +22,6 @@ from unisono.networks.places import At, DescriptionError, line_of
 from unisono.networks.quantities import bytes_per_s, nbytes, readable_size, seconds
 from unisono.networks.toml import tables_of, text_of
 
-__all__ = [
-    "Cluster",
-    "Efficiency",
-    "Hardware",
-    "HostKind",
-    "HostMemory",
-    "Hosts",
-    "Interconnect",
-    "KindRanks",
-    "LinkRate",
-    "described",
-    "find_cluster",
-    "find_hardware",
-    "shipped",
-    "slowest",
-]
-
 FOLDER = Path(__file__).parent / "shipped"
 LEAST_FLOPS, LEAST_RATE, MOST_RATE, MOST_S = 1e6, 1e3, 1e24, 60.0
 """Of accelerators, memory and links: FLOP/s, bytes per second, and seconds of a latency or a kernel."""

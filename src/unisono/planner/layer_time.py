@@ -21,16 +21,6 @@ from unisono.planner.shape import TransformerShape
 from unisono.planner.stages import RankLayers, expert_rows, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = [
-    "ComputeTime",
-    "LayerCompute",
-    "LayerPrices",
-    "LayerTime",
-    "layer_compute",
-    "output_compute",
-    "update_s",
-]
-
 OTHER_KERNELS = 12
 """Of a layer, forward and backward each: norms, dropout with addition, activation, transposes, softmax."""
 

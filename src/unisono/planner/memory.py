@@ -16,8 +16,6 @@ from unisono.planner.shape import TransformerShape
 from unisono.planner.stages import in_flight, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["MemoryModel", "MemoryUse", "RankElements", "layer_activations", "model_states"]
-
 
 def layer_activations(
     shape: TransformerShape,

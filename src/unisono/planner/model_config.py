@@ -12,8 +12,6 @@ from unisono.engine.base.validation import instance, whole
 from unisono.networks.toml import tables_of, text_of
 from unisono.planner.shape import ExpertShape, LatentShape, TransformerShape, shape_of
 
-__all__ = ["named_models", "read_shape"]
-
 MOST_BYTES = 1 << 20
 NAMED = Path(__file__).parent / "models.toml"
 ENCODERS = (

@@ -36,18 +36,6 @@ import msgspec
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.planner.hardware import Hardware
 
-__all__ = [
-    "BY_BYTES",
-    "BY_ELEMENTS",
-    "POINTS",
-    "POINTS_OF_LOW",
-    "CostTable",
-    "OperatorCosts",
-    "operator_costs_of",
-    "roofline",
-    "roofline_of",
-]
-
 BY_BYTES = ("light", "strided", "sums")
 BY_ELEMENTS = (
     "heavy", "softmax", "softmax_backward", "norm", "norm_backward", "batch_norm", "batch_norm_backward",

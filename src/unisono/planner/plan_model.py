@@ -21,8 +21,6 @@ from unisono.planner.stages import layers_of_rank
 from unisono.planner.step_time import HostModel, LeastPace, StepTime
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["HostUse", "MemoryNeed", "PlanModel", "PlanParts", "with_layers"]
-
 
 def with_layers(job: TrainingJob, plan: TrainingPlan) -> TrainingPlan:
     """The plan with the layers of each rank of its pipeline written out."""

@@ -30,8 +30,6 @@ from unisono.planner.training_plan import (
     runtime_arguments,
 )
 
-__all__ = ["NoPlanFitsError", "PlanChoice", "all_plans", "plan"]
-
 GIB = 1 << 30
 
 CAUSES = {

@@ -38,20 +38,6 @@ from unisono.planner.training_plan import (
     TrainingPlan,
 )
 
-__all__ = [
-    "PlanTree",
-    "PricedPlan",
-    "SearchResult",
-    "beside",
-    "best_first",
-    "divisors",
-    "price",
-    "refused_neighbours",
-    "search",
-    "uneven_layers",
-    "uneven_rows",
-]
-
 
 def divisors(number: int) -> list[int]:
     """All of them. Example: divisors(12) == [1, 2, 3, 4, 6, 12]."""

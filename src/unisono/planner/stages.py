@@ -8,17 +8,6 @@ from typing import NamedTuple
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = [
-    "RankLayers",
-    "StageLayers",
-    "expert_rows",
-    "in_flight",
-    "layers_of_rank",
-    "rank_layers",
-    "sequence_part",
-    "stage_layers",
-]
-
 
 class StageLayers(NamedTuple):
     """Layers on the first rank of a pipeline, on those in the middle, and on the last."""

@@ -24,8 +24,6 @@ from unisono.planner.memory import MemoryModel, RankElements
 from unisono.planner.stages import RankLayers, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, codec_rank
 
-__all__ = ["HostModel", "RankPace", "StepTime"]
-
 
 class _Copies(NamedTuple):
     """Ranks with the same elements: `sharers` share them under ZeRO, and there are `replicas` of these."""

@@ -16,23 +16,6 @@ from unisono.errors import UnfitError
 from unisono.planner.hardware import Cluster, Hardware, Interconnect
 from unisono.planner.shape import TransformerShape
 
-__all__ = [
-    "LISTS",
-    "MOST",
-    "MOST_TAIL",
-    "NUMBERS",
-    "RECOMPUTE",
-    "SCHEDULES",
-    "SWAPS",
-    "Runtime",
-    "TrainingJob",
-    "TrainingPlan",
-    "codec_rank",
-    "fields_text",
-    "parse_plan",
-    "runtime_arguments",
-]
-
 CODECS = ("none", "bf16", "int8")
 CHOICES_OF_JOB = {"dispatch": ("experts", "hosts"), "loss": ("eager", "fused"), "reduce": ("f32", "low")}
 MOST = 1 << 24

@@ -12,18 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = [
-    "PhaseSeconds",
-    "Reference",
-    "adamw",
-    "clock",
-    "mean_of_ranks",
-    "reference_models",
-    "timed",
-    "timed_phases",
-    "tiny",
-]
-
 
 def mean_of_ranks(values: Iterable[float]) -> tuple[float, ...]:
     """The means over all ranks of the job."""

@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
     from .trace import TracedAttention, TracedStep
 
-__all__ = [
-    "CollectiveCosts",
-    "Collectives",
-    "Link",
-    "LinkCosts",
-    "PricedExchange",
-    "RankGroups",
-    "SpreadExperts",
-    "attention_exchange",
-    "expert_exchanges",
-]
-
 
 @dataclass(frozen=True)
 class Link:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from .operators import TracedOperator
     from .task import TrainingTask
 
-__all__ = ["HostPricing", "ModelTrial", "links_of", "should_try", "source_of"]
-
 
 class HostPricing:
     """Prices of the jobs that one predictor is asked about; each is made once.

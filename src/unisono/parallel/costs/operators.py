@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from unisono.planner.operator_costs import OperatorCosts
 
-__all__ = ["PRICED", "HostStarts", "OperatorPoint", "OperatorPrices", "TracedOperator", "point_of"]
-
 
 class OperatorPoint(NamedTuple):
     """A class of operators and a size; `kind` "" moves nothing, as a view does. `low`: a type of 16 bits."""

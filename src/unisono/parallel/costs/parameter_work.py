@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.plan import Plan
 
-__all__ = ["DataWork", "ParameterWork", "compressed_gradients"]
-
 
 class DataWork(NamedTuple):
     """Seconds of the data axis: copies, collectives, and the host's hooks."""

@@ -44,8 +44,6 @@ from .trace import NO_UNIT, TracedStep, trace_step, trace_update
 if TYPE_CHECKING:
     from unisono.planner.hardware import Hardware
 
-__all__ = ["StepPredictor"]
-
 
 class StepPredictor:
     """Says what a step of a model takes under plans, without running one. What plans share is recorded once.

@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from .operators import OperatorPrices
     from .trace import ModuleCall, TracedMove, TracedStep
 
-__all__ = [
-    "ADAM_OPERATORS",
-    "CompressedGradients",
-    "HostPrices",
-    "ParameterSizes",
-    "StageStarts",
-    "StepParts",
-]
-
 
 class StageStarts(NamedTuple):
     """Where the stages of a pipeline begin.

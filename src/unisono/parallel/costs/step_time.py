@@ -25,8 +25,6 @@ from .step_parts import StepParts
 if TYPE_CHECKING:
     from unisono.codecs.codec import Codec
 
-__all__ = ["ActionWork", "RankClock", "StageTime", "collective_calls", "shared_time", "step_forecast"]
-
 ROUNDING = 1e-9  # of sums in another order
 CERTAIN = 0.97  # of what other stages take at least: small tensors and units may be cut in other numbers
 

@@ -30,8 +30,6 @@ from .trace import TracedRows
 if TYPE_CHECKING:
     from unisono.parallel.planning.memory_account import MemoryPeak
 
-__all__ = ["TrainingTask"]
-
 
 @dataclass
 class TrainingTask:

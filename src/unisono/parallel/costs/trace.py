@@ -32,18 +32,6 @@ from unisono.torch_internals.training import functions_behind, next_sequence, se
 
 from .operators import TracedOperator, point_of
 
-__all__ = [
-    "NO_UNIT",
-    "ModuleCall",
-    "TracedAttention",
-    "TracedMove",
-    "TracedOperator",
-    "TracedRows",
-    "TracedStep",
-    "trace_step",
-    "trace_update",
-]
-
 NO_UNIT = ""
 
 

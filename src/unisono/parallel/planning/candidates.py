@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 
     from .machine import JobMachine
 
-__all__ = [
-    "OPTIONAL",
-    "RECOMPUTE",
-    "ROWS",
-    "StageCuts",
-    "allows",
-    "changes",
-    "neighbours",
-    "plans",
-    "values",
-]
-
 SEARCHED = (
     "data", "tensor", "sequence", "pipeline", "schedule", "stages_per_rank", "zero", "shard",
     "micro_batches", "recompute", "context", "expert", "swap",

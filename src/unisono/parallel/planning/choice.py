@@ -14,8 +14,6 @@ from unisono.planner.choice import Choice, RefusedPlan
 from .candidates import changes
 from .memory_account import MemoryPeak
 
-__all__ = ["ModelChoice", "PlanForecast", "refusal"]
-
 
 class PlanForecast(NamedTuple):
     """A plan, the seconds of its step by cause, and the peak of its fullest rank, which may use so much."""

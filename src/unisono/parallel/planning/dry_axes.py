@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.mesh import PlanMesh
 
-__all__ = ["DrawnRows", "DryCompression", "DrySwap", "refuse_axes", "spread_by_chance"]
-
 
 def refuse_axes(plan: Plan, axis: str, *, beside: Sequence[str]) -> None:
     """Raise UnfitError for an axis with another one with which its memory is not predicted."""

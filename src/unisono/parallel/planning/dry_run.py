@@ -70,8 +70,6 @@ if TYPE_CHECKING:
     from unisono.parallel.graph.stage_program import StageProgram
     from unisono.parallel.structure import ModelStructure
 
-__all__ = ["DryRun"]
-
 
 class DryRun:
     """A model without values, cut and staged by a plan.

@@ -37,18 +37,6 @@ from unisono.torch.control_data import on_every_rank
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
 
-__all__ = [
-    "MOST_RANKS",
-    "NEEDED_BYTES",
-    "JobHost",
-    "JobMachine",
-    "bytes_of",
-    "device_costs",
-    "hosts_of",
-    "machine_of",
-    "measure",
-]
-
 MOST_RANKS = 4096
 """Of a job: prices of collectives of more take long."""
 

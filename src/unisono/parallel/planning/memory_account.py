@@ -29,21 +29,6 @@ from unisono.torch_internals import autograd
 from unisono.torch_internals.dtensor import finding_shapes_within
 from unisono.torch_internals.fake import OperatorMode, address_of, memory_of, number_read
 
-__all__ = [
-    "CAUSES",
-    "AllocatorBlock",
-    "CachingAllocator",
-    "Charge",
-    "KernelMemory",
-    "MemoryPeak",
-    "MemoryTracker",
-    "ProgramLocation",
-    "StorageWatch",
-    "allowed",
-    "copy_in",
-    "kernel_memory",
-]
-
 MIB = 1 << 20
 SMALLEST, SMALL = 512, MIB
 SPARE = 0.05  # of the memory, for fragmentation

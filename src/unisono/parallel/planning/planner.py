@@ -29,8 +29,6 @@ from .choice import ModelChoice
 from .machine import MOST_RANKS, JobHost, JobMachine, bytes_of, hosts_of, machine_of, measure
 from .search import PlanSearch
 
-__all__ = ["plan", "resolved"]
-
 UNSEEN = {"elastic": False, "sync_batch_norm": False}
 MOST_ROWS = 1 << 32
 MOST_MICRO_BATCHES = 1 << 14

@@ -33,8 +33,6 @@ from .dry_run import DryRun
 from .machine import JobMachine
 from .memory_account import MemoryPeak
 
-__all__ = ["NoPlanFitsError", "PlanSearch"]
-
 SHOWN = 5  # plans beside the chosen one
 MOST_TRIED = 120  # dry runs until a plan fits
 CLOSE = 9  # decimals of a second: plans that agree in them are as fast
