@@ -13,6 +13,18 @@ from typing import Any, ClassVar, NamedTuple
 from unisono.networks.quantities import readable_size, signed_time
 from unisono.planner.choice_page import ChoicePage, PricedCollective, TradePoint
 
+CAUSE_NAMES = {
+    "recompute": "recomputation",
+    "tensor": "tensor collectives",
+    "context": "context exchange",
+    "experts": "rows of experts",
+    "messages": "pipeline messages",
+    "data": "data collectives",
+    "swap": "swapping",
+    "update": "optimizer",
+}
+"""As people read the causes of both planners' steps."""
+
 ROUNDING = 1e-9
 """Seconds; plans that differ by less are as fast."""
 

@@ -12,12 +12,13 @@ import msgspec
 from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.networks.quantities import readable_size, readable_time
-from unisono.planner.choice import Choice
+from unisono.planner.choice import CAUSE_NAMES, Choice
 from unisono.planner.collectives import interconnect_of
 from unisono.planner.hardware import Cluster, Hardware, HostKind, Hosts, find_cluster, find_hardware
 from unisono.planner.plan_model import HostUse, PlanModel
 from unisono.planner.search import PlanTree, PricedPlan, price, refused_neighbours, search
 from unisono.planner.shape import TransformerShape
+from unisono.planner.step_time import StepTime
 from unisono.planner.training_plan import (
     LISTS,
     MOST,
@@ -32,20 +33,6 @@ from unisono.planner.training_plan import (
 
 GIB = 1 << 30
 
-CAUSES = {
-    "matrix": "matrix products",
-    "other": "other operators",
-    "recompute": "recomputation",
-    "tensor": "tensor collectives",
-    "context": "context exchange",
-    "experts": "rows of experts",
-    "messages": "pipeline messages",
-    "bubble": "pipeline bubble",
-    "data": "data collectives",
-    "codec": "codec",
-    "swap": "swapping",
-    "update": "optimizer",
-}
 RARE = {"context", "experts", "codec", "swap"}
 """They are shown where they take time."""
 
@@ -62,11 +49,14 @@ class PlanChoice(Choice):
     hosts: list[HostUse]
 
     NAMES: ClassVar[Mapping[str, str]] = {
-        **CAUSES,
+        **CAUSE_NAMES,
+        "matrix": "matrix products",
+        "other": "other operators",
+        "bubble": "pipeline bubble",
         "recomputed": "one layer again",
         "ends": "embedding, loss",
     }
-    ALWAYS: ClassVar[frozenset[str]] = frozenset(CAUSES.keys() - RARE)
+    ALWAYS: ClassVar[frozenset[str]] = frozenset(set(StepTime._fields) - RARE)
     RECORDED: ClassVar[tuple[str, ...]] = (
         *Choice.RECORDED,
         "tflops_per_gpu",
