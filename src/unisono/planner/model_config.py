@@ -195,10 +195,6 @@ def _numbers(config: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     return {field: whole(config[key], key, least.get(key, 1)) for field, key in keys.items()}
 
 
-def _mixtral(config: dict[str, Any]) -> ExpertShape:
-    return ExpertShape(**_numbers(config, MIXTRAL))
-
-
 def _qwen_moe(config: dict[str, Any]) -> ExpertShape:
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
         raise ValueError(
@@ -222,7 +218,7 @@ def _deepseek(config: dict[str, Any]) -> ExpertShape:
 
 
 EXPERT_READERS = {
-    "mixtral": _mixtral,
+    "mixtral": lambda config: ExpertShape(**_numbers(config, MIXTRAL)),
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
     "deepseek_v2": _deepseek,

@@ -218,7 +218,10 @@ def plan(
         ValueError, TypeError: wrong arguments.
         OSError: a file cannot be read.
     """
-    _check_asked(plan, fix, runtime)
+    if runtime is not None and not callable(runtime):
+        raise TypeError(f"runtime is a {type(runtime).__name__}, expected unisono.parallel.Plan or None")
+    if plan is not None and fix is not None:
+        raise ValueError("plan prices one plan and fix searches: give one or the other")
     job = _job(
         shape, batch, gpus, hardware, hosts, network, memory, autocast=autocast, loss=text(loss, "loss"),
         compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
@@ -239,13 +242,6 @@ def _choice(model: PlanModel, best: list[PricedPlan], candidates: int, runtime: 
     refused = refused_neighbours(model, chosen, runtime)
     hosts = model.placement(chosen.plan)
     return PlanChoice(chosen, collectives, others, refused, candidates, model.job, hosts)
-
-
-def _check_asked(plan: object, fix: object, runtime: object) -> None:
-    if runtime is not None and not callable(runtime):
-        raise TypeError(f"runtime is a {type(runtime).__name__}, expected unisono.parallel.Plan or None")
-    if plan is not None and fix is not None:
-        raise ValueError("plan prices one plan and fix searches: give one or the other")
 
 
 def _job(
@@ -273,6 +269,8 @@ def _job(
         found = find_hardware(hardware)
     gpus = int(whole(gpus, "gpus", 1, MOST))
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
+    limit = found.usable_bytes if memory is None else int(whole(memory, "memory", 1))
+    found.check_limit(limit)
     computes, overlap = _computes(given.pop("compute"), found), given.pop("overlap")
     return TrainingJob(
         shape=shape,
@@ -280,7 +278,7 @@ def _job(
         links=interconnect_of(found, links, gpus),
         batch=int(whole(batch, "batch")),
         ranks=gpus,
-        limit_bytes=_limit_bytes(found, memory),
+        limit_bytes=limit,
         compute=computes[0],
         computes=computes if len(computes) > 1 else (),
         overlap=found.overlap if overlap is None else overlap,
@@ -346,14 +344,6 @@ def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
     if "none" in found or len(set(found)) < len(found):
         raise ValueError(f'codecs are {", ".join(found)}: expected each once, and none beside "none"')
     return found
-
-
-def _limit_bytes(hardware: Hardware, memory: int | None) -> int:
-    if memory is None:
-        return hardware.usable_bytes
-    limit_bytes = int(whole(memory, "memory", 1))
-    hardware.check_limit(limit_bytes)
-    return limit_bytes
 
 
 def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from unisono.parallel.graph.noted_call import gpu_attention
 from unisono.parallel.graph.shapes import may_be_packed, searches_packed_texts, single_texts
 from unisono.parallel.graph.stage_program import StageProgram, choose_starts
 from unisono.parallel.optimizers import Parameters
-from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts, counted_costs
+from unisono.parallel.pipeline.stages import check_no_cuts, first_pieces
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
@@ -268,17 +268,17 @@ class StepPredictor:
         key = plan.stages, plan.cuts, plan.precision, plan.context > 1
         if key not in self._starts:
             if self._structure.pieces and plan.context == 1:
-                self._starts[key] = StageStarts(self._of_pieces(plan, self._structure.pieces))
+                self._starts[key] = StageStarts(self._of_pieces(plan))
             else:
                 self._starts[key] = self._of_program(plan)
         return self._starts[key]
 
-    def _of_pieces(self, plan: Plan, pieces: Sequence[nn.Module]) -> tuple[tuple[str, int], ...]:
+    def _of_pieces(self, plan: Plan) -> tuple[tuple[str, int], ...]:
         paths = {module: path for path, module in reversed([*self._base.model.named_modules()])}
-        found, starts = [], plan.cuts or balance(counted_costs(pieces), plan.stages)
-        check_starts(starts, len(pieces))
-        for start in starts:
-            first = next((module for module in pieces[start].modules() if module in paths), None)
+        found = []
+        for start in first_pieces(self._structure, plan, None, on_meta=True):
+            piece = self._structure.pieces[start]
+            first = next((module for module in piece.modules() if module in paths), None)
             if first is None:
                 raise UnfitError(f"piece {start} has no module of {type(self._base.model).__name__}")
             found.append((paths[first], 0))

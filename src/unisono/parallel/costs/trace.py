@@ -228,17 +228,12 @@ class _StepMode(OperatorMode):
         )
         size = point_of(func, args, named, output)
         self.found.operators.append(TracedOperator(size, self.phase, self.call, self.units[-1], followed))
-        if size.kind == "attention":
-            self._attend([arg for arg in args if isinstance(arg, Tensor)])
+        if size.kind == "attention":  # whose positions a context axis could cut
+            q, k, v = [arg for arg in args if isinstance(arg, Tensor)][:3]
+            heads, keys = math.gcd(q.shape[1], k.shape[1]), k.nbytes + v.nbytes
+            attention = TracedAttention(q.nbytes, keys, heads, q.element_size(), self.call)
+            self.found.attentions.append(attention)
         return output
-
-    def _attend(self, given: list[Tensor]) -> None:
-        """Note an attention whose positions a context axis could cut."""
-        q, k, v = given[:3]
-        heads = math.gcd(q.shape[1], k.shape[1])
-        self.found.attentions.append(
-            TracedAttention(q.nbytes, k.nbytes + v.nbytes, heads, q.element_size(), self.call)
-        )
 
     def note(self, collective: str, nbytes: int, phase: str = "") -> None:
         """A collective of the tensor axis happens here."""
@@ -329,16 +324,13 @@ class _NotedAxis(TensorAxis):
     """An axis whose other ranks are not there. Its `group` is the mode that notes what moves."""
 
     def sum_(self, value: Tensor) -> None:
-        """Note it."""
         self.group.note("all_reduce", value.nbytes)
 
     def gather_into(self, every: Tensor, mine: Tensor) -> None:  # noqa: ARG002
-        """Note it."""
         self.group.note("all_gather", every.nbytes)
 
     def scatter_into(self, mine: Tensor, every: Tensor) -> None:  # noqa: ARG002
-        """Note it; in backward it is of what a layer got from all ranks, which may be gathered again."""
-        if self.group.phase == "backward":
+        if self.group.phase == "backward":  # of what a layer got from all ranks, which may be gathered again
             self.group.note("all_gather", every.nbytes, "regather")
         self.group.note("reduce_scatter", every.nbytes)
 

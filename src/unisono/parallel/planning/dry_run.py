@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +43,8 @@ from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage, s
 from unisono.parallel.pipeline.stages import (
     PipelineStages,
     ProgramStage,
-    balance,
     check_no_cuts,
-    check_starts,
-    counted_costs,
+    first_pieces,
     stages_of,
 )
 from unisono.parallel.plan import Plan
@@ -154,9 +152,9 @@ class DryRun:
             exact = plan.stages - 1 if plan.low else None
             here = [stage for stage, there in enumerate(self._schedule(1).rank_of) if there == mesh.stage]
             root = PipelineStages({stage: stages[stage] for stage in here}, exact)
-        own = _RankModel(mesh, shapes, root, structure, names, specs, sums, experts, programs)
+        own = _DryStep(self, mesh, shapes, root, structure, names, specs, sums, experts, programs)
         with single_texts(single):
-            return _DryStep(self, own).peak()
+            return own.peak()
 
     def _recorded(
         self, model: nn.Module, structure: ModelStructure, mesh: PlanMesh, shapes: Shapes
@@ -194,9 +192,7 @@ class DryRun:
             return []
         if first is not None:
             return [ProgramStage(first, stage, model) for stage in range(plan.stages)]
-        cuts = plan.cuts or balance(counted_costs(structure.pieces), plan.stages)  # as without a sample
-        check_starts(cuts, len(structure.pieces))
-        return stages_of(structure, cuts, model)
+        return stages_of(structure, first_pieces(structure, plan, None, on_meta=True), model)
 
     def _boundaries(
         self, stages: list[Any], shapes: Shapes, programs: ModelPrograms
@@ -273,8 +269,9 @@ def _explained() -> Iterator[None]:
         raise
 
 
-class _RankModel(NamedTuple):
-    """What a rank has of a model without values.
+@dataclass
+class _DryStep:
+    """One rank, what it has of a model without values, and its step.
 
     Args:
         mesh: in which it is a rank whose others are not there.
@@ -285,6 +282,7 @@ class _RankModel(NamedTuple):
         programs: what runs in place of the model's forward.
     """
 
+    run: DryRun
     mesh: PlanMesh
     shapes: Shapes
     root: Any
@@ -295,38 +293,33 @@ class _RankModel(NamedTuple):
     experts: ExpertAxis | None
     programs: ModelPrograms
 
-
-class _DryStep:
-    """One rank, and its step."""
-
-    def __init__(self, run: DryRun, here: _RankModel) -> None:
-        self._run, self._task, self._plan, self._here = run, run.task, run.plan, here
-        self._shapes, self._root, self._mesh = here.shapes, here.root, here.mesh
-        device = run.task.device_type
-        self._on_gpu = run.task.memory_type == "cuda"
-        limit = None if run.limit is None else allowed(run.limit)
-        self._real = run.task.on_gpu or (self._on_gpu and not env.read().virtual_gpus)
-        self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=not self._real))
+    def __post_init__(self) -> None:
+        self._task, self._plan = self.run.task, self.run.plan
+        self._on_gpu = self._task.memory_type == "cuda"
+        limit = None if self.run.limit is None else allowed(self.run.limit)
+        self._real = self._task.on_gpu or (self._on_gpu and not env.read().virtual_gpus)
+        inside = kernel_memory(on_gpu=self._on_gpu, virtual=not self._real)
+        self._watch = StorageWatch(self._task.device_type, inside)
         self._account = MemoryTracker(CachingAllocator(limit) if self._on_gpu else None, self._watch.place)
         self._watch.account = self._account
         self._followed = set[Tensor]()
 
     def peak(self) -> MemoryPeak:
         """Run a step, when the moments are there already."""
-        with self._shapes.mode:
+        with self.shapes.mode:
             self._see_model()
         units = self._units()
         with self._running():
-            trained = {name: v for name, v in self._root.named_parameters() if v.requires_grad}
+            trained = {name: v for name, v in self.root.named_parameters() if v.requires_grad}
             optimizers = self._optimizers(units, trained)
             meetings = self._meetings(trained)
-        task, run, programs = self._task, self._run, self._here.programs
-        batch = task.blank_batch(run.rows, self._shapes)
+        task, run, programs = self._task, self.run, self.programs
+        batch = task.blank_batch(run.rows, self.shapes)
         micros = micro_batches(batch, run.parts)[: len(run.sizes)]
         if (axis := programs.axis) is not None:
             calls = self._plan.recompute or not isinstance(units, ReplicatedParameters)
-            axis.follow(self._root, self._here.structure.units if calls else [])
-            programs.note(self._root, None)
+            axis.follow(self.root, self.structure.units if calls else [])
+            programs.note(self.root, None)
             programs.confirm(micros, task.counted_loss)
         with self._running():
             self._account.forget_peak()
@@ -346,7 +339,7 @@ class _DryStep:
     def _running(self) -> Iterator[None]:
         """Operators have no values, and their memory is counted."""
         with (
-            _explained(), self._shapes.mode, self._watch.seeing(), gpu_attention(on_gpu=self._real)
+            _explained(), self.shapes.mode, self._watch.seeing(), gpu_attention(on_gpu=self._real)
         ):  # fmt: skip
             yield
 
@@ -354,48 +347,43 @@ class _DryStep:
         plan = self._plan
         weights = [1.0 / len(micros)] * len(micros)
         work = StepInput(micros, weights, self._task.counted_loss, float(plan.data), counts=self._task.counts)
-        here = self._here
-        runtime = _DryRuntime(units, self._mesh, here.structure.output, here.programs, self._watch)
-        runtime.expect(work, here.specs, self._run.sizes)
+        runtime = _DryRuntime(units, self.mesh, self.structure.output, self.programs, self._watch)
+        runtime.expect(work, self.specs, self.run.sizes)
         runtime.run(schedule(plan.schedule, plan.pipeline, len(micros), plan.chunks), work)
 
     def _update(self, units: DataAxis, optimizers: list[Any], trained: dict[str, nn.Parameter]) -> None:
         """Add up over the tensor axis what its ranks have parts of, and step."""
-        add_up(trained, self._here.sums)
+        add_up(trained, self.sums)
         if not isinstance(units, DrySwap) and (self._plan.clip is not None or self._plan.precision == "fp16"):
-            squared_norm(trained, (), self._mesh)
+            squared_norm(trained, (), self.mesh)
         for optimizer in optimizers:
             if isinstance(units, DrySwap):
                 units.update(optimizer, 1.0)
             else:
                 step(optimizer, cut=has_cut_parameters(trained.values()))
 
-    @property
-    def _replicas(self) -> bool:
-        """Whether the model's own parameters are what a rank keeps."""
-        return self._plan.zero == 0 and not self._plan.low
-
     def _see_model(self) -> None:
-        root, watch = self._root, self._watch
-        watch.follow(root, self._here.names)
+        root, watch = self.root, self._watch
+        replicas = self._plan.zero == 0 and not self._plan.low  # a rank keeps the model's own parameters
+        watch.follow(root, self.names)
         with watch.labelled("parameters"):
             for buffer in root.buffers():
                 watch.see(buffer)
             for value in root.parameters():
-                watch.see(local(value.detach()), counts=self._replicas and self._plan.swap is None)
+                watch.see(local(value.detach()), counts=replicas and self._plan.swap is None)
                 if value.requires_grad:
                     value.register_post_accumulate_grad_hook(self._note_gradient)
 
     def _units(self) -> Any:
         """The data axis."""
-        plan, root, watch = self._plan, self._root, self._watch
+        plan, root, watch = self._plan, self.root, self._watch
         inside = set(root.modules())
         made: Any = None
-        units = [unit for unit in self._here.structure.units if unit in inside]
+        units = [unit for unit in self.structure.units if unit in inside]
         if plan.swap is not None:
             with self._running(), watch.labelled("parameters"):
-                made = DrySwap(root, units, self._mesh, self._task.memory_type)
-        elif self._replicas:
+                made = DrySwap(root, units, self.mesh, self._task.memory_type)
+        elif plan.zero == 0 and not plan.low:
             with self._running(), watch.labelled("buffers"):
                 made = self._shard(units)
                 made.compression = self._compression(plan)
@@ -404,17 +392,17 @@ class _DryStep:
                 made = self._shard(units)
             labels = partial(watch.labelled, "gathered"), partial(watch.labelled, "buffers")
             fsdp.observe(root, *labels, self._follow, self._note_gradient)
-            with self._shapes.mode, watch.labelled("parameters"):
+            with self.shapes.mode, watch.labelled("parameters"):
                 for value in root.parameters():
                     watch.see(local(value.detach()))
         made.finish = watch.reading(1.0)(made.finish)  # all ranks have used what this one has
         return made
 
     def _shard(self, units: list[nn.Module]) -> Any:
-        model, plan = self._shapes.model, self._plan
+        model, plan = self.shapes.model, self._plan
         made: Any = shard_units(
-            self._root, units, self._mesh, last=plan.pipeline == 1, initial=Initializer(model),
-            exact=kept_in_f32(model, plan), experts=self._here.experts,
+            self.root, units, self.mesh, last=plan.pipeline == 1, initial=Initializer(model),
+            exact=kept_in_f32(model, plan), experts=self.experts,
         )  # fmt: skip
         return made
 
@@ -434,9 +422,9 @@ class _DryStep:
             return None
         named = {
             f"{path}.{leaf}".lstrip("."): value
-            for module, path in self._here.names.items()
+            for module, path in self.names.items()
             for leaf, value in module._parameters.items()
-            if value is not None and value.requires_grad and value in set(self._root.parameters())
+            if value is not None and value.requires_grad and value in set(self.root.parameters())
         }
         ranks = plan.copies if plan.local_steps is None else plan.copies // plan.shards
         return DryCompression(plan.compression, named, ranks, self._watch)
@@ -483,12 +471,12 @@ class _DryStep:
 
     def _meetings(self, trained: dict[str, nn.Parameter]) -> OuterOptimizer | None:
         """Make what replicas that train on their own keep, and its state; None: gradients are averaged."""
-        if self._run.everyone.local_steps is None:
+        if self.run.everyone.local_steps is None:
             return None
         buffers: Any = SimpleNamespace(changed=lambda: (), synchronize=lambda _: None)
         with self._watch.labelled("moments"), self._watch.reading(READ):
-            meetings = OuterOptimizer(trained, buffers, self._mesh)
-            meetings.compression = self._compression(self._run.everyone)  # type: ignore[assignment]
+            meetings = OuterOptimizer(trained, buffers, self.mesh)
+            meetings.compression = self._compression(self.run.everyone)  # type: ignore[assignment]
             if meetings.sgd is not None:
                 self._together(meetings.sgd, plain=True)
             meetings.meet()

@@ -124,7 +124,8 @@ def hosts_of(given: object, ranks: int | None) -> int | list[JobHost] | None:
     """
     if given is None or (type(given) is int and given >= 1):
         return given
-    if isinstance(given, (str, Path)) or _pairs(given):
+    pairs = isinstance(given, (list, tuple)) and bool(given) and isinstance(given[0], (list, tuple))
+    if isinstance(given, (str, Path)) or pairs:
         return _of_cluster(find_cluster(given), ranks)  # type: ignore[arg-type]
     if not isinstance(given, Sequence) or isinstance(given, bytes):
         raise ValueError(
@@ -142,11 +143,6 @@ def hosts_of(given: object, ranks: int | None) -> int | list[JobHost] | None:
             "plan: some hosts have hardware, and others are as this one; write it for all or for none"
         )
     return found
-
-
-def _pairs(given: object) -> bool:
-    """Whether these are pairs of a number and hardware."""
-    return isinstance(given, (list, tuple)) and bool(given) and isinstance(given[0], (list, tuple))
 
 
 def _of_cluster(cluster: Cluster, ranks: int | None) -> list[JobHost]:
@@ -248,26 +244,19 @@ def machine_of(hosts: Sequence[JobHost], memory: int | None, types: Collection[s
     Raises:
         ValueError: the hardware has no rate for one of these types, or less memory.
     """
-    found, kinds = [gpu for host in hosts if (gpu := host.gpu) is not None], list[Hardware]()
-    for gpu in found:
-        if memory is not None:
-            gpu.check_limit(memory, "plan: ")
-        if gpu not in kinds:
-            kinds.append(gpu)
-    hardware = tuple(kinds[kinds.index(gpu)] for gpu in found)
-    costs = {id(gpu): operator_costs_of(gpu, types) for gpu in kinds}
-    slowest = max(map(_product_s, costs.values()))
-    every = [
-        (number, host, gpu)
-        for number, (host, gpu) in enumerate(zip(hosts, hardware, strict=True))
-        for _ in range(host.ranks)
-    ]
+    gpus = [gpu for host in hosts if (gpu := host.gpu) is not None]
+    kinds = [gpu for number, gpu in enumerate(gpus) if gpu not in gpus[:number]]
+    for gpu in kinds:
+        gpu.check_limit(memory or 0, "plan: ")
+    costs = [operator_costs_of(gpu, types) for gpu in kinds]
+    products, kind = [*map(_product_s, costs)], [kinds.index(gpu) for gpu in gpus]
+    every = [(number, host) for number, host in enumerate(hosts) for _ in range(host.ranks)]
     return JobMachine(
-        memory=tuple(bytes_of(host.memory) or memory or gpu.usable_bytes for _, host, gpu in every),
-        hosts=tuple(number for number, *_ in every),
-        speeds=tuple(host.speed * slowest / _product_s(costs[id(gpu)]) for _, host, gpu in every),
-        compute=_of_devices([*costs.values()]),
-        hardware=hardware,
+        memory=tuple(bytes_of(host.memory) or memory or gpus[at].usable_bytes for at, host in every),
+        hosts=tuple(at for at, _ in every),
+        speeds=tuple(host.speed * max(products) / products[kind[at]] for at, host in every),
+        compute=_of_devices(costs),
+        hardware=tuple(kinds[each] for each in kind),
     )
 
 

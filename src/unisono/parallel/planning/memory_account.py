@@ -495,33 +495,29 @@ class StorageWatch(OperatorMode):
         if charge is not None:
             self.account.release(charge)
 
-    @contextmanager
-    def reading(self, number: float) -> Iterator[None]:
+    def reading(self, number: float) -> Any:
         """Have programs read this number."""
-        before, self.numbers = self.numbers, number
-        try:
-            yield
-        finally:
-            self.numbers = before
+        return self._having("numbers", number)
+
+    def labelled(self, cause: str) -> Any:
+        """Charge what is made here to another cause."""
+        return self._having("cause", cause)
 
     @contextmanager
-    def labelled(self, cause: str) -> Iterator[None]:
-        """Charge what is made here to another cause."""
-        before, self.cause = self.cause, cause
+    def _having(self, name: str, value: object) -> Iterator[None]:
+        before = getattr(self, name)
+        setattr(self, name, value)
         try:
             yield
         finally:
-            self.cause = before
+            setattr(self, name, before)
 
     def follow(self, root: nn.Module, names: dict[nn.Module, str]) -> None:
         """Know where the program is: in which of these modules."""
         for module in root.modules():
             path = names.get(module, "")
-            module.register_forward_pre_hook(self._enter(path), prepend=True)
+            module.register_forward_pre_hook(lambda *_, path=path: self._modules.append(path), prepend=True)
             module.register_forward_hook(self._leave, always_call=True)
-
-    def _enter(self, path: str) -> Any:
-        return lambda *_: self._modules.append(path)
 
     def _leave(self, *_: Any) -> None:
         self._modules.pop()
