@@ -30,22 +30,14 @@ ROUNDING = 1e-9
 
 
 class RefusedPlan(NamedTuple):
-    """A plan one step away from the chosen one.
+    """A plan one step away from the chosen one."""
 
-    Attributes:
-        change: the fields that differ, such as "zero=1".    problem: why it cannot be run; "" if it can.
-            The bytes and seconds that are known are beside it.
-        excess_bytes: memory above the limit; 0: it fits, or its seconds refuse it already.
-        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit. None: its
-            seconds are not known.
-        cause: the part of the step that grows most, and of a model's numbers its seconds; of a recorded model
-            the part of the memory, if it does not fit.
-    """
-
-    change: str
-    problem: str
-    excess_bytes: int
+    change: str  # the fields that differ, such as "zero=1"
+    problem: str  # why it cannot be run; "" if it can. The bytes and seconds that are known are beside it
+    excess_bytes: int  # memory above the limit; 0: it fits, or its seconds refuse it already
+    # Seconds more than the chosen plan's, below 0 where it is faster and does not fit; None: not known.
     excess_s: float | None
+    # What grows most, with its seconds where the model is numbers: of the step, or of the memory.
     cause: Any
 
 

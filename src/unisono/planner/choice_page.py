@@ -145,23 +145,15 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 
 
 class PricedCollective(NamedTuple):
-    """All calls of one kind in a step, on one rank.
+    """All calls of one kind in a step, on one rank."""
 
-    Attributes:
-        collective: such as all_reduce; "send" and "message" are one to the next stage, or along a ring.
-        axis: data, replica, expert, context, tensor or pipeline.    ranks: of a call.
-        nbytes: of one call; where calls differ, as those of a recorded model, of all.
-        calls: may be a part of one, under local_steps.
-        seconds: of all calls.    exposed: those that nothing hides; None: they are not known.
-    """
-
-    collective: str
-    axis: str
-    ranks: int
-    nbytes: float
-    calls: float
-    seconds: float
-    exposed: float | None = None
+    collective: str  # such as all_reduce; "send" and "message" are one to the next stage, or along a ring
+    axis: str  # data, replica, expert, context, tensor or pipeline
+    ranks: int  # of a call
+    nbytes: float  # of one call; where calls differ, as those of a recorded model, of all
+    calls: float  # may be a part of one, under local_steps
+    seconds: float  # of all calls
+    exposed: float | None = None  # those that nothing hides; None: they are not known
 
     def times(self, share: float) -> PricedCollective:
         """So often; `nbytes` are those of all calls."""
@@ -179,31 +171,21 @@ class PricedCollective(NamedTuple):
 
 
 class ChoicePage(NamedTuple):
-    """What the page shows. Seconds and bytes.
+    """What the page shows. Seconds and bytes."""
 
-    Attributes:
-        title: what is trained, on what.  summary: sentences below the plan.
-        time, memory: parts by cause; their sums are those of the chosen point.
-        limit_bytes: what a rank may use.  fits: whether the chosen plan does.
-        limit: the part of the time that is largest.
-        others: further plans that fit, the fastest first.
-        refused: the plans one step away: what changes, and the byte or second that refuses it.
-        points: of the picture; groups: their colours' legend.
-    """
-
-    title: str
+    title: str  # what is trained, on what
     chosen: TradePoint
-    summary: Sequence[str]
-    time: Mapping[str, float]
-    memory: Mapping[str, float]
-    limit_bytes: float
-    fits: bool
-    limit: str
+    summary: Sequence[str]  # sentences below the plan
+    time: Mapping[str, float]  # parts by cause, whose sum is that of the chosen point
+    memory: Mapping[str, float]  # likewise
+    limit_bytes: float  # what a rank may use
+    fits: bool  # whether the chosen plan does
+    limit: str  # the part of the time that is largest
     collectives: Sequence[PricedCollective]
-    others: Sequence[TradePoint]
-    refused: Sequence[tuple[str, str]]
-    points: Sequence[TradePoint]
-    groups: Mapping[str, str]
+    others: Sequence[TradePoint]  # further plans that fit, the fastest first
+    refused: Sequence[tuple[str, str]]  # one step away: what changes, and the byte or second that refuses it
+    points: Sequence[TradePoint]  # of the picture
+    groups: Mapping[str, str]  # of its colours -> the legend
 
     def html(self) -> str:
         """The page."""

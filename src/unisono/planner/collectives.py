@@ -198,22 +198,14 @@ class GroupPrices:
 
 
 class ContextExchange(NamedTuple):
-    """What attention of a layer and a micro-batch sends on one rank.
+    """What attention of a layer and a micro-batch sends on one rank."""
 
-    Attributes:
-        by_heads: or else as a ring.
-        nbytes: of all four all-to-alls of a pass, or of the keys and values of one hop.
-        pass_s: seconds of the four, or of a hop.  gradient_s: of a hop of gradients.
-        hops: of a pass; 0 by heads.
-        buffer_bytes: of what is sent and received.
-    """
-
-    by_heads: bool
-    nbytes: float
-    pass_s: float
-    gradient_s: float
-    hops: int
-    buffer_bytes: float
+    by_heads: bool  # or else as a ring
+    nbytes: float  # of all four all-to-alls of a pass, or of the keys and values of one hop
+    pass_s: float  # seconds of the four, or of a hop
+    gradient_s: float  # of a hop of gradients
+    hops: int  # of a pass; 0 by heads
+    buffer_bytes: float  # of what is sent and received
 
     def forward_s(self, core_s: float) -> float:
         """Seconds that are waited for beside `core_s` of attention."""

@@ -192,25 +192,17 @@ def update_s(elements: float, job: TrainingJob) -> float:
 
 
 class LayerTime(NamedTuple):
-    """Seconds of some layers and a micro-batch, by cause and by pass.
+    """Seconds of some layers and a micro-batch, by cause and by pass."""
 
-    Attributes:
-        matrix, other: matrix products and other operators, forward and backward.
-        tensor, context, experts: collectives that are waited for, forward and backward.
-        again: what backward computes again, with its collectives.
-        forward, backward: the passes, without `again`.
-        weights: of backward, the gradients of weights.
-    """
-
-    matrix: float = 0.0
-    other: float = 0.0
-    tensor: float = 0.0
-    context: float = 0.0
-    experts: float = 0.0
-    again: float = 0.0
-    forward: float = 0.0
-    backward: float = 0.0
-    weights: float = 0.0
+    matrix: float = 0.0  # matrix products, forward and backward
+    other: float = 0.0  # other operators, likewise
+    tensor: float = 0.0  # collectives that are waited for, likewise
+    context: float = 0.0  # of the context axis
+    experts: float = 0.0  # of rows of experts
+    again: float = 0.0  # what backward computes again, with its collectives
+    forward: float = 0.0  # the pass
+    backward: float = 0.0  # the pass, without `again`
+    weights: float = 0.0  # of backward, the gradients of weights
 
     @property
     def total(self) -> float:

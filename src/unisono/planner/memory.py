@@ -73,25 +73,15 @@ LOGIT_BYTES = 4
 
 
 class MemoryUse(NamedTuple):
-    """Bytes of one rank, by cause.
+    """Bytes of one rank, by cause."""
 
-    Attributes:
-        parameters, gradients, moments: of its layers and tables; moments with the f32 copy of parameters.
-            Of the only micro-batch those that are there at the peak: none at the loss.
-        activations: what its layers keep for backward, of all micro-batches in flight.
-        recomputed: one layer's activations while they are computed again.
-        ends: activations of the embedding, the output matrix and the loss.
-        buffers: whole parameters or gradients of the layers or tables at work (ZeRO, swapping); messages of
-            stages, of a context axis, and of experts; what a codec keeps of errors.
-    """
-
-    parameters: float
-    gradients: float
-    moments: float
-    activations: float
-    recomputed: float
-    ends: float
-    buffers: float
+    parameters: float  # of its layers and tables
+    gradients: float  # of the only micro-batch those at the peak: none at the loss
+    moments: float  # with the f32 copy of parameters
+    activations: float  # what its layers keep for backward, of all micro-batches in flight
+    recomputed: float  # one layer's activations while they are computed again
+    ends: float  # activations of the embedding, the output matrix and the loss
+    buffers: float  # of ZeRO, swapping, codecs; messages of stages, of a context axis, and of experts
 
     @property
     def total(self) -> int:
@@ -153,25 +143,17 @@ def model_states(elements: RankElements, plan: TrainingPlan, job: TrainingJob) -
 
 
 class RankParts(NamedTuple):
-    """What a rank of the pipeline has however its states are shared, swapped and coded; bytes and elements.
-
-    Attributes:
-        kept, again, ends: activations of its layers, of a layer that is computed again, and of the ends.
-        loss: what an eager loss has beside them while it is computed.
-        messages: buffers of what it sends and receives.
-        layer, largest: elements of its largest layer, and of its largest unit: a table is one, too.
-        of_layers: elements of all its layers.
-    """
+    """What a rank of the pipeline has, however states are shared, swapped and coded: bytes and elements."""
 
     elements: RankElements
-    kept: float
-    again: float
-    ends: float
-    loss: float
-    messages: float
-    layer: float
-    largest: float
-    of_layers: float
+    kept: float  # activations of its layers
+    again: float  # those of a layer that is computed again
+    ends: float  # those of the ends
+    loss: float  # what an eager loss has beside them while it is computed
+    messages: float  # buffers of what it sends and receives
+    layer: float  # elements of its largest layer
+    largest: float  # those of its largest unit: a table is one, too
+    of_layers: float  # elements of all its layers
 
 
 class MemoryModel:

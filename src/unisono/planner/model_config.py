@@ -51,21 +51,14 @@ HEAD = {"head_size": "head_dim"}
 
 
 class ModelType(NamedTuple):
-    """What the models of a `model_type` have in common.
+    """What the models of a `model_type` have in common."""
 
-    Attributes:
-        fields: of `TransformerShape`.
-        keys: of the config, by field; all have to be there.
-        optional: the same, where null and absence mean 0.
-        tied: what `tie_word_embeddings` is where it is absent.
-        windowed: `sliding_window` counts, unless `use_sliding_window` is false.
-    """
-
-    fields: dict[str, Any]
-    keys: Mapping[str, str] = MappingProxyType(USUAL)
+    fields: dict[str, Any]  # of `TransformerShape`
+    keys: Mapping[str, str] = MappingProxyType(USUAL)  # of the config, by field; all have to be there
+    # The same, where null and absence mean 0.
     optional: Mapping[str, str] = MappingProxyType({"kv_heads": "num_key_value_heads", **HEAD})
-    tied: bool = False
-    windowed: bool = False
+    tied: bool = False  # what `tie_word_embeddings` is where it is absent
+    windowed: bool = False  # `sliding_window` counts, unless `use_sliding_window` is false
 
 
 GROUPED = {**USUAL, "kv_heads": "num_key_value_heads"}

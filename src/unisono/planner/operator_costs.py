@@ -80,15 +80,12 @@ KEPT_RATE |= {f"{kind}_{low}": kept for kind, kept in KEPT_RATE.items() for low 
 class CostTable(msgspec.Struct, frozen=True):
     """Seconds on a grid.
 
-    Attributes:
-        axes: growing values of each axis.  seconds: of each point, the last axis first.
-        kept: axes along which a larger value takes no longer.
     Example: CostTable(((1.0, 100.0),), (1e-6, 1e-4)).at(10.0) == 1e-5.
     """
 
-    axes: tuple[tuple[float, ...], ...]
-    seconds: tuple[float, ...]
-    kept: tuple[int, ...] = ()
+    axes: tuple[tuple[float, ...], ...]  # growing values of each axis
+    seconds: tuple[float, ...]  # of each point, the last axis first
+    kept: tuple[int, ...] = ()  # axes along which a larger value takes no longer
 
     def at(self, *point: float) -> float:
         """Seconds of a point: interpolated; beyond the largest value in proportion; below the least as there.
@@ -135,26 +132,18 @@ def _between(axis: tuple[float, ...], value: float) -> list[tuple[int, float]]:
 
 
 class OperatorCosts(msgspec.Struct, frozen=True):
-    """What operators take on one rank, while as many ranks as share the cores compute.
+    """What operators take on one rank, while as many ranks as share the cores compute."""
 
-    Attributes:
-        ranks: that computed at once, each with its share of the cores.  threads: of a rank.
-        tables: of each class.
-        forward_s, backward_s: what autograd adds to an operator that it follows, and PyTorch's modules.
-        view_s: an operator that moves nothing.
-        launch_s: of the host for an operator that a device runs, beside its seconds there. Then forward_s,
-            backward_s and view_s are of the host. None: the host itself computes.
-        scale: phase ("forward", "backward", "update") -> a training step over the sum of its operators, as
-            reference models show it: caches, memory that is new.
-    """
-
-    ranks: int
-    threads: int
-    tables: dict[str, CostTable]
-    forward_s: float = 2e-6
-    backward_s: float = 6e-6
-    view_s: float = 1.5e-6
+    ranks: int  # that computed at once, each with its share of the cores
+    threads: int  # of a rank
+    tables: dict[str, CostTable]  # of each class
+    forward_s: float = 2e-6  # what autograd adds to an operator that it follows, and PyTorch's modules
+    backward_s: float = 6e-6  # the same in backward
+    view_s: float = 1.5e-6  # an operator that moves nothing
+    # Phase ("forward", "backward", "update") -> a step over the sum of its operators: caches, new memory.
     scale: dict[str, float] = {}
+    # Of the host for an operator that a device runs, beside its seconds there. Then forward_s, backward_s
+    # and view_s are of the host. None: the host itself computes.
     launch_s: float | None = None
 
     def at(self, kind: str, *point: float, low: str = "") -> float:

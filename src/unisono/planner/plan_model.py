@@ -83,20 +83,14 @@ class MemoryNeed(NamedTuple):
 
 
 class HostUse(NamedTuple):
-    """What the hosts of one kind have of a plan.
+    """What the hosts of one kind have of a plan."""
 
-    Attributes:
-        hosts: such as "4 x a100-40g".  ranks: the first and the last one.
-        layers: of each rank of the pipeline that is there.  rows: of a micro-batch of a data rank.
-        memory_bytes: of their fullest rank.  limit_bytes: what a plan may use of it.
-    """
-
-    hosts: str
-    ranks: tuple[int, int]
-    layers: tuple[int, ...]
-    rows: int
-    memory_bytes: int
-    limit_bytes: int
+    hosts: str  # such as "4 x a100-40g"
+    ranks: tuple[int, int]  # the first and the last one
+    layers: tuple[int, ...]  # of each rank of the pipeline that is there
+    rows: int  # of a micro-batch of a data rank
+    memory_bytes: int  # of their fullest rank
+    limit_bytes: int  # what a plan may use of it
 
 
 class PlanModel:

@@ -154,33 +154,20 @@ def _swap_s(
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step, by cause; the sum is the step.
+    """Seconds of a step, by cause; the sum is the step."""
 
-    Attributes:
-        matrix, other: matrix products, and all other operators, of forward and backward on the slowest rank.
-        recompute: what backward computes again, with its collectives.
-        tensor: collectives of the tensor axis that compute does not hide.
-        context, experts: the same of ranks that share sequences, and of those that spread experts.
-        messages: between stages of the pipeline, and the sum of a shared table's gradients at its two ends.
-        bubble: waiting for the pipeline to fill and to drain.
-        data: collectives of the data axis that compute does not hide.
-        codec: coding and decoding of gradients.
-        swap: to and from the host's memory, where compute does not hide it.
-        update: the optimizer.
-    """
-
-    matrix: float
-    other: float
-    recompute: float
-    tensor: float
-    context: float
-    experts: float
-    messages: float
-    bubble: float
-    data: float
-    codec: float
-    swap: float
-    update: float
+    matrix: float  # matrix products of forward and backward on the slowest rank
+    other: float  # all other operators there
+    recompute: float  # what backward computes again, with its collectives
+    tensor: float  # collectives of the tensor axis that compute does not hide
+    context: float  # the same of ranks that share sequences
+    experts: float  # the same of ranks that spread experts
+    messages: float  # between stages, and the sum of a shared table's gradients at the two ends
+    bubble: float  # waiting for the pipeline to fill and to drain
+    data: float  # collectives of the data axis that compute does not hide
+    codec: float  # coding and decoding of gradients
+    swap: float  # to and from the host's memory, where compute does not hide it
+    update: float  # the optimizer
 
     @property
     def total(self) -> float:

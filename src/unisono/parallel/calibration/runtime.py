@@ -31,20 +31,15 @@ LEAST_SECONDS, LEAST_BYTE_SECONDS = 1e-7, 1e-12
 
 
 class LayerChain(NamedTuple):
-    """A chain of layers and how it trains: under a plan, or in a plain loop.
-
-    Args:
-        parts: micro-batches of the plain loop.  update: whether its optimizer takes a step.
-        dtype: of the plain loop.  unit: layers in each piece.
-    """
+    """A chain of layers and how it trains: under a plan, or in a plain loop."""
 
     layers: int
     plan: up.Plan | None = None
-    parts: int = 1
+    parts: int = 1  # micro-batches of the plain loop
     width: int = WIDTH
-    update: bool = True
-    dtype: torch.dtype = torch.float32
-    unit: int = 1
+    update: bool = True  # whether its optimizer takes a step
+    dtype: torch.dtype = torch.float32  # of the plain loop
+    unit: int = 1  # layers in each piece
 
 
 REPLICAS, SHARDED = up.Plan(data=2), up.Plan(data=2, zero=1)

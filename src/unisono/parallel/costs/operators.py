@@ -30,20 +30,13 @@ class OperatorPoint(NamedTuple):
 
 
 class TracedOperator(NamedTuple):
-    """One operator.
-
-    Attributes:
-        phase: forward, backward or update.
-        call: number of the module call that has begun last in forward; -1: none had.
-        unit: the path of its unit; "": of none.
-        followed: autograd runs it, or has made a function for it.
-    """
+    """One operator."""
 
     size: OperatorPoint
-    phase: str
-    call: int
-    unit: str
-    followed: bool
+    phase: str  # forward, backward or update
+    call: int  # number of the module call that has begun last in forward; -1: none had
+    unit: str  # the path of its unit; "": of none
+    followed: bool  # autograd runs it, or has made a function for it
 
 
 LOW = {torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -395,14 +395,10 @@ MOST_ACTIONS = 5000
 
 
 class ActionWork(NamedTuple):
-    """One action of a rank: it waits for a message, computes, and may send one.
+    """One action of a rank: it waits for a message, computes, and may send one."""
 
-    Args:
-        compute: seconds on a core of its own.  other: seconds that do not get longer, as those of messages.
-    """
-
-    compute: float
-    other: float
+    compute: float  # seconds on a core of its own
+    other: float  # seconds that do not get longer, as those of messages
     needs: Hashable = None
     gives: Hashable = None
 

@@ -36,35 +36,23 @@ NO_UNIT = ""
 
 
 class TracedMove(NamedTuple):
-    """One collective of the tensor axis.
-
-    Attributes:
-        nbytes: of the whole buffer, the larger end.
-        phase: forward, backward, or regather: in backward, of what a layer got from all ranks and dropped.
-        call, unit: as of an operator.
-    """
+    """One collective of the tensor axis."""
 
     collective: str
-    nbytes: int
-    phase: str
-    call: int
-    unit: str
+    nbytes: int  # of the whole buffer, the larger end
+    phase: str  # forward, backward, or regather: in backward, of what a layer got from all ranks and dropped
+    call: int  # as of an operator
+    unit: str  # likewise
 
 
 class TracedAttention(NamedTuple):
-    """One attention in forward, over all positions.
+    """One attention in forward, over all positions."""
 
-    Attributes:
-        queries: bytes of the queries.  keys: of keys and values together.
-        heads: the largest number that divides those of the queries and those of the keys.
-        width: bytes of an element.  call: as of an operator.
-    """
-
-    queries: int
-    keys: int
-    heads: int
-    width: int
-    call: int
+    queries: int  # bytes of the queries
+    keys: int  # of keys and values together
+    heads: int  # the largest number that divides those of the queries and those of the keys
+    width: int  # bytes of an element
+    call: int  # as of an operator
 
 
 class ModuleCall(NamedTuple):
@@ -77,19 +65,14 @@ class ModuleCall(NamedTuple):
 
 @dataclass
 class TracedStep:
-    """What one micro-batch runs on shapes, on one data rank, over all stages.
+    """What one micro-batch runs on shapes, on one data rank, over all stages."""
 
-    Attributes:
-        calls: of modules, in the order in which they begin.
-        homes: name of a parameter -> the call and the unit in which its module is called first.
-        model: the copy without values, cut; its parameters have gradients.
-    """
-
-    model: nn.Module
+    model: nn.Module  # the copy without values, cut; its parameters have gradients
     operators: list[TracedOperator] = field(default_factory=list)
     moves: list[TracedMove] = field(default_factory=list)
     attentions: list[TracedAttention] = field(default_factory=list)
-    calls: list[ModuleCall] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)  # of modules, in the order in which they begin
+    # Name of a parameter -> the call and the unit in which its module is called first.
     homes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 

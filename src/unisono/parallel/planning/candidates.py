@@ -29,9 +29,6 @@ SEARCHED = (
     "micro_batches", "recompute", "context", "expert", "swap",
 )  # fmt: skip
 SWAPS = ("disk", "memory")
-OPTIONAL = ("context", "expert", *SWAPS)
-"""What is searched where it is asked for: axes, and where to swap."""
-
 RECOMPUTE = (False, "selective", True)
 MOST_MICRO_BATCHES = 2048
 """That are searched: a schedule of more takes seconds to price."""
@@ -56,7 +53,7 @@ def plans(
     Args:
         batch: rows of a step, which the data ranks and the micro-batches divide.
         given: fields that are given.    host: ranks of a host, in which a tensor axis stays.
-        axes: of OPTIONAL, which are searched, too.
+        axes: what is searched, too: "context", "expert", and of SWAPS.
     """
     others = [name for name in given if name not in SEARCHED]
     swaps = (None, *(each for each in SWAPS if each in axes))

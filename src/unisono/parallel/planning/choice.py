@@ -71,6 +71,7 @@ class ModelChoice(Choice):
 
     NAMES: ClassVar[Mapping[str, str]] = {
         **CAUSE_NAMES,
+        **{name: name for name in ("forward", "backward", "waiting")},
         "fixed": "runtime",
         "gathered": "gathered parameters",
         "buffers": "buffers of collectives",

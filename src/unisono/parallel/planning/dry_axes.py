@@ -53,17 +53,11 @@ DEVIATIONS = 2.0
 
 
 class DrawnRows(NamedTuple):
-    """Rows of a layer on one rank, where a router draws `top` of the experts for each row.
+    """Rows of a layer on one rank, where a router draws `top` of the experts for each row."""
 
-    Args:
-        sent: from this rank, a row once to each rank that has some of its experts; on average.
-        received: from all ranks, on a full rank.
-        pairs: of a row and one of its experts, on a full rank.
-    """
-
-    sent: int
-    received: int
-    pairs: int
+    sent: int  # from this rank, a row once to each rank that has some of its experts; on average
+    received: int  # from all ranks, on a full rank
+    pairs: int  # of a row and one of its experts, on a full rank
 
     @staticmethod
     def of(rows: int, experts: int, top: int, ranks: int) -> DrawnRows:

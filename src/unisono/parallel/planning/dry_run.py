@@ -271,27 +271,18 @@ def _explained() -> Iterator[None]:
 
 @dataclass
 class _DryStep:
-    """One rank, what it has of a model without values, and its step.
-
-    Args:
-        mesh: in which it is a rank whose others are not there.
-        root: the model, or its stages.    names: of the model's modules.
-        specs: what a stage sends of a micro-batch of so many rows.
-        sums: whole parameters whose gradients the ranks of the tensor axis add up.
-        experts: layers whose parameters fewer ranks hold; None: there is no such axis.
-        programs: what runs in place of the model's forward.
-    """
+    """One rank, what it has of a model without values, and its step."""
 
     run: DryRun
-    mesh: PlanMesh
+    mesh: PlanMesh  # in which it is a rank whose others are not there
     shapes: Shapes
-    root: Any
+    root: Any  # the model, or its stages
     structure: ModelStructure
-    names: dict[nn.Module, str]
-    specs: dict[tuple[int, int], Specs]
-    sums: list[TiedParameter]
-    experts: ExpertAxis | None
-    programs: ModelPrograms
+    names: dict[nn.Module, str]  # of the model's modules
+    specs: dict[tuple[int, int], Specs]  # what a stage sends of a micro-batch of so many rows
+    sums: list[TiedParameter]  # whole parameters whose gradients the ranks of the tensor axis add up
+    experts: ExpertAxis | None  # layers whose parameters fewer ranks hold; None: there is no such axis
+    programs: ModelPrograms  # what runs in place of the model's forward
 
     def __post_init__(self) -> None:
         self._task, self._plan = self.run.task, self.run.plan

@@ -173,22 +173,14 @@ FAST = 1e12
 
 
 class JobMachine(NamedTuple):
-    """What a job has.
+    """What a job has."""
 
-    Args:
-        memory: bytes that each rank may use.    hosts: the number of the host of each rank.
-        speeds: of each rank, its rate of compute beside `compute`.
-        compute: what operators take on its GPUs; None: its hosts compute.
-        hardware: of each host, where they are not as this machine; (): as here.
-        shared: `memory` is what was free on the hosts, over the ranks there.
-    """
-
-    memory: tuple[int, ...]
-    hosts: tuple[int, ...]
-    speeds: tuple[float, ...]
-    compute: ComputeCalibration | None
-    hardware: tuple[Hardware, ...] = ()
-    shared: bool = False
+    memory: tuple[int, ...]  # bytes that each rank may use
+    hosts: tuple[int, ...]  # the number of the host of each rank
+    speeds: tuple[float, ...]  # of each rank, its rate of compute beside `compute`
+    compute: ComputeCalibration | None  # what operators take on its GPUs; None: its hosts compute
+    hardware: tuple[Hardware, ...] = ()  # of each host, where they are not as this machine; (): as here
+    shared: bool = False  # `memory` is what was free on the hosts, over the ranks there
 
     def with_ranks(self, ranks: int, hosts: int | Sequence[JobHost] | None) -> JobMachine:
         """The same with other ranks, which are as the least here: evenly on so many hosts, or on these.

@@ -57,19 +57,12 @@ class AllocatorBlock:
 
 @dataclass
 class CachingAllocator:
-    """Blocks and segments of one device.
+    """Blocks and segments of one device."""
 
-    Args:
-        limit: bytes of all segments; None: no limit.
-    Attributes:
-        reserved, peak: bytes of segments, now and at most.
-        exceeded: the most bytes that were missing under the limit; 0: all fitted.
-    """
-
-    limit: int | None = None
-    reserved: int = 0
-    peak: int = 0
-    exceeded: int = 0
+    limit: int | None = None  # bytes of all segments; None: no limit
+    reserved: int = 0  # bytes of segments, now
+    peak: int = 0  # and at most
+    exceeded: int = 0  # the most bytes that were missing under the limit; 0: all fitted
     _free: dict[tuple[int, bool], list[tuple[int, int, AllocatorBlock]]] = field(default_factory=dict)
     _next: int = 0
 
@@ -146,16 +139,11 @@ CAUSES = (
 
 
 class ProgramLocation(NamedTuple):
-    """Where a program is.
+    """Where a program is."""
 
-    Args:
-        phase: forward, backward, update.
-        module: the innermost one.    line: of the program, such as "model.py:17".
-    """
-
-    phase: str
-    module: str = ""
-    line: str = ""
+    phase: str  # forward, backward, update
+    module: str = ""  # the innermost one
+    line: str = ""  # of the program, such as "model.py:17"
 
     def __str__(self) -> str:
         where = " in ".join(filter(None, (self.phase, f'"{self.module}"' if self.module else "")))
@@ -163,19 +151,13 @@ class ProgramLocation(NamedTuple):
 
 
 class MemoryPeak(NamedTuple):
-    """The peak of one rank.
+    """The peak of one rank."""
 
-    Args:
-        nbytes: of all blocks.    parts: by cause, whose sum it is.    place: where it is.
-        reserved: bytes of all segments at their peak; on a host equal to nbytes.
-        exceeded: bytes that are missing under the limit; 0: it fits.
-    """
-
-    nbytes: int
-    parts: dict[str, int]
-    place: ProgramLocation
-    reserved: int
-    exceeded: int
+    nbytes: int  # of all blocks
+    parts: dict[str, int]  # by cause, whose sum it is
+    place: ProgramLocation  # where it is
+    reserved: int  # bytes of all segments at their peak; on a host equal to nbytes
+    exceeded: int  # bytes that are missing under the limit; 0: it fits
 
 
 @dataclass(eq=False, slots=True)
@@ -190,15 +172,10 @@ class Charge:
 
 @dataclass
 class MemoryTracker:
-    """The memory of one device.
+    """The memory of one device."""
 
-    Args:
-        allocator: PyTorch's for CUDA; None: that of the host, which keeps nothing.
-        where: the place of the program, which is asked at each new peak.
-    """
-
-    allocator: CachingAllocator | None
-    where: Callable[[], ProgramLocation]
+    allocator: CachingAllocator | None  # PyTorch's for CUDA; None: that of the host, which keeps nothing
+    where: Callable[[], ProgramLocation]  # the place of the program, which is asked at each new peak
     parts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     total: int = 0
     _peak: int = 0

@@ -84,7 +84,7 @@ class PlanSearch:
         """The fastest plan that fits. What an earlier search has found counts.
 
         Args:
-            axes: of candidates.OPTIONAL, that are searched, too.
+            axes: what `plans` searches, too.
         Raises:
             NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
