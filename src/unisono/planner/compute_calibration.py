@@ -126,6 +126,14 @@ class ComputeCalibration(msgspec.Struct, frozen=True):
     version: int = VERSION
 
     @property
+    def sane(self) -> bool:
+        """Whether its numbers are those of some machine."""
+        parts = bool(self.settings) and all(each.sane for each in self.settings)
+        parts = parts and all(each.sane for each in self.shared)
+        runtime = msgspec.structs.astuple(self.runtime)
+        return self.cores >= 1 and parts and all(0 <= each < 10 for each in runtime)
+
+    @property
     def measured_here(self) -> bool:
         """Whether these are measured numbers."""
         return bool(self.machine)
@@ -188,33 +196,19 @@ def recall_compute(settings: Settings, torch: str) -> LoadedCompute:
     note = ""
     try:
         file = compute_file(settings, torch)
+        found = None
         if file is not None:
-            found, note = _load(file, torch)
-            if found is not None:
+            found, note = read_figures(file, _decode, MOST_BYTES)
+        if found is not None:
+            ours = (found.version, found.machine, found.torch) == (VERSION, identity(), torch)
+            note = complaint(str(file), ours=ours, sane=found.sane)
+            if not note:
                 return LoadedCompute(found, str(file))
     except OSError as error:
         note = str(error)
     machine = recall(settings).calibration
     every = tuple(roofline(machine, ranks) for ranks in sorted({1, machine.cores}))
     return LoadedCompute(ComputeCalibration("", torch, "", machine.cores, every), "a roofline", note)
-
-
-def _load(file: Path, torch: str) -> tuple[ComputeCalibration | None, str]:
-    found, note = read_figures(file, _decode, MOST_BYTES)
-    if found is None:
-        return None, note
-    note = complaint(
-        file,
-        ours=(found.version, found.machine, found.torch) == (VERSION, identity(), torch),
-        sane=bool(
-            found.cores >= 1
-            and found.settings
-            and all(each.sane for each in found.settings)
-            and all(each.sane for each in found.shared)
-            and all(0 <= each < 10 for each in msgspec.structs.astuple(found.runtime))
-        ),
-    )
-    return (None if note else found), note
 
 
 def keep_compute(calibration: ComputeCalibration, file: Path) -> None:

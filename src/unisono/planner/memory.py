@@ -167,9 +167,7 @@ class MemoryModel:
     def missing_of_host(self, plan: TrainingPlan, elements: RankElements) -> int:
         """What is missing of the host's memory; 0, or less: what the rank swaps has room."""
         host = self.job.hardware.host
-        return (
-            0 if plan.swap == "none" or host is None else ceil(self.host_bytes(plan, elements)) - host.nbytes
-        )
+        return 0 if host is None else ceil(self.host_bytes(plan, elements)) - host.nbytes
 
     def host_bytes(self, plan: TrainingPlan, elements: RankElements) -> float:
         """What a rank has in host memory."""

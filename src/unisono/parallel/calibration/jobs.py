@@ -70,10 +70,6 @@ MEASURES: dict[str, tuple[type[Any], Callable[..., Any]]] = {
     "the runtime": (RuntimeCosts, measure_runtime),
     "steps": (SharedSteps, measure_shared_steps),
 }
-_DECODE: dict[object, Callable[[bytes], Any]] = {
-    kind: msgspec.json.Decoder(kind).decode
-    for kind in (OperatorCosts, RuntimeCosts, SharedSteps, ComputeCalibration)
-}
 
 
 class ComputeCalibrationError(RuntimeError):
@@ -153,7 +149,7 @@ def _job(
             raise ComputeCalibrationError(
                 f"{ranks} ranks could not measure (exit code {done.returncode}):\n{last}"
             )
-        found = _DECODE[MEASURES[name][0]](file.read_bytes())
+        found = msgspec.json.decode(file.read_bytes(), type=MEASURES[name][0])
     say(f"{name}, {ranks} {'rank' if ranks == 1 else 'ranks'}: {time.monotonic() - began:.0f} s")
     return found
 
@@ -208,7 +204,8 @@ def _steps_lines(one: SharedSteps) -> list[str]:
 def _measure_as_rank(name: str, file: str, *so_far: str) -> None:
     dist.init_process_group("unisono")
     try:
-        found = MEASURES[name][1](*(_DECODE[ComputeCalibration](Path(each).read_bytes()) for each in so_far))
+        read = (msgspec.json.decode(Path(each).read_bytes(), type=ComputeCalibration) for each in so_far)
+        found = MEASURES[name][1](*read)
         on_rank_0(lambda: Path(file).write_bytes(msgspec.json.encode(found)))
     finally:
         dist.destroy_process_group()

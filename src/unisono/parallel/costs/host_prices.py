@@ -187,17 +187,15 @@ class ModelTrial:
             parameters = [*trained.values()]
             inputs, targets = two(cut_rows(task.sample, 0, rows), own_loss=task.own_loss)
             found = []
+
+            def forward() -> torch.Tensor:
+                value = loss(self._output(call(model, inputs)), targets)
+                found: torch.Tensor = value[0] if isinstance(value, tuple) else value
+                return found
+
             with torch.enable_grad():
                 for _ in range(WARM + ROUNDS):
-                    began = clock()
-                    value = loss(self._output(call(model, inputs)), targets)
-                    value = value[0] if isinstance(value, tuple) else value
-                    ran = clock()
-                    value.backward(inputs=parameters)  # not those that the loss may have
-                    back = clock()
-                    for each in optimizers:
-                        each.step()
-                    found.append((ran - began, back - ran, clock() - back))
+                    found.append(phase_seconds(forward, parameters, optimizers, clock))
                     model.zero_grad()
         except Exception as error:  # noqa: BLE001  no plan depends on it; where it trains, it comes again
             self.problem = f"{type(error).__name__}: {error}"
@@ -208,6 +206,21 @@ class ModelTrial:
             random.setstate(before[2])
             np.random.set_state(before[3])
         return tuple(min(column) for column in zip(*found[WARM:], strict=True))
+
+
+def phase_seconds(
+    forward: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter], optimizers: Sequence[Any],
+    clock: Callable[[], float],
+) -> tuple[float, float, float]:  # fmt: skip
+    """Of a step: the model with its loss, the gradients of these parameters, and the update."""
+    began = clock()
+    value = forward()
+    ran = clock()
+    value.backward(inputs=parameters)  # type: ignore[no-untyped-call]  # not those that the loss may have
+    back = clock()
+    for each in optimizers:
+        each.step()
+    return ran - began, back - ran, clock() - back
 
 
 def should_try(model: nn.Module, batch: Any) -> bool:

@@ -141,11 +141,13 @@ class PlanSearch:
         refused: list[RefusedPlan],
         candidates: int,
     ) -> ModelChoice:
-        task = self._task
+        task, modules = self._task, self._task.model.modules()
+        rows = max(1, task.batch // chosen.plan.data // chosen.plan.micro_batches)
+        normed = any(isinstance(module, BATCH_NORM) and module.training for module in modules)
         return ModelChoice(
             chosen, self._predictor.collectives(chosen.plan), others, refused, candidates,
             type(task.model).__name__, task.parameters, task.batch, len(self._known), self._predictor.source,
-            links_of(self._machine.hardware, recall(env.read()).source), _batch_norm_rows(task, chosen.plan),
+            links_of(self._machine.hardware, recall(env.read()).source), rows if normed else 0,
         )  # fmt: skip
 
     # ---- candidates ----
@@ -166,7 +168,7 @@ class PlanSearch:
         """All plans with their seconds, or with a bound where only the schedule differs from a known one."""
         number = itertools.count()
         for plan in plans(self._ranks, self._task.batch, self._given, host=self._host, axes=self._axes):
-            plain = _plain(plan)
+            plain = replace(plan, schedule="1f1b", stages_per_rank=None) if plan.cuts is None else plan
             for staged in self._staged(plan):
                 if plain in self._least_s and plain != plan:
                     least = self._least_s[plain]
@@ -346,18 +348,6 @@ def _dried(plan: Plan) -> tuple[Any, ...]:
     """What decides whether a dry run can be made: also what modules, types and optimizers are refused for."""
     shared = plan.copies > 1, plan.zero > 0, plan.micro_batches > 1
     return "dry run", plan.cuts, *shared, *_axes(plan)
-
-
-def _batch_norm_rows(task: TrainingTask, plan: Plan) -> int:
-    """Rows of which a BatchNorm takes its mean and variance; 0: there is none."""
-    if not any(isinstance(module, BATCH_NORM) and module.training for module in task.model.modules()):
-        return 0
-    return max(1, task.batch // plan.data // plan.micro_batches)
-
-
-def _plain(plan: Plan) -> Plan:
-    """The plan with 1F1B."""
-    return replace(plan, schedule="1f1b", stages_per_rank=None) if plan.cuts is None else plan
 
 
 def _simplicity(plan: Plan) -> tuple[Any, ...]:
