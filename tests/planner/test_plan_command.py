@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
-from inside_planner import ChoicePage, TradePoint, shipped
+from inside_planner import Choice, RefusedPlan, shipped
 from loops import each
 from unisono.commands import cli
 from unisono.planner import find_hardware
@@ -264,12 +266,31 @@ def test_the_page_has_all_and_loads_nothing(tmp_path: Path, capsys: pytest.Captu
     assert f"{record['memory_bytes'] / 2**30:.2f} GiB of {record['limit_bytes'] / 2**30:.2f} GiB" in text
 
 
-def test_a_page_of_plain_data_is_escaped() -> None:
-    point = TradePoint("<b>data=2</b>", 0.5, 2e9, "ours")
-    page = ChoicePage(
-        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, False, "forward", [], [],
-        [("zero=1", "<i>")], [point], {"ours": "ours"},
-    ).html()  # fmt: skip
+class Marked(str):
+    """A plan, and a choice, whose texts are HTML."""
+
+    recompute = "ours"
+    total = 0.5
+
+
+class MarkedChoice(Choice):
+    def _title(self) -> str:
+        return "A & B"
+
+    def _about(self) -> Iterator[str]:
+        yield "1 < 2"
+
+    def _beside(self) -> Iterator[str]:
+        yield from ()
+
+
+def test_a_page_is_escaped() -> None:
+    plan = Marked("<b>data=2</b>")
+    chosen = SimpleNamespace(
+        plan=plan, time=plan, memory_bytes=2e9, limit_bytes=1e9, excess_bytes=1, seconds={"forward": 0.5},
+        parts={"parameters": 2e9},
+    )  # fmt: skip
+    page = MarkedChoice(chosen, [], [], [RefusedPlan("zero=1", "<i>", 0, None, "")], 1).html()
     assert "DOES NOT FIT" in page
     for raw in ("<b>", "<i>", "A & B", "1 < 2"):
         assert raw not in page

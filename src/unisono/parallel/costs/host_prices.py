@@ -190,8 +190,8 @@ class ModelTrial:
 
             def forward() -> torch.Tensor:
                 value = loss(self._output(call(model, inputs)), targets)
-                found: torch.Tensor = value[0] if isinstance(value, tuple) else value
-                return found
+                scalar: torch.Tensor = value[0] if isinstance(value, tuple) else value
+                return scalar
 
             with torch.enable_grad():
                 for _ in range(WARM + ROUNDS):
