@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
-from inside_planner import Choice, RefusedPlan, shipped
+import unisono as un
+from inside_planner import shipped
 from loops import each
 from unisono.commands import cli
-from unisono.planner import find_hardware
+from unisono.planner import find_hardware, shape_of
 
 CONFIGS = Path(__file__).parent / "configs"
 GPT3 = "plan --layers 96 --hidden 12288 --heads 96 --vocab 51200 --sequence 2048"
@@ -266,31 +266,12 @@ def test_the_page_has_all_and_loads_nothing(tmp_path: Path, capsys: pytest.Captu
     assert f"{record['memory_bytes'] / 2**30:.2f} GiB of {record['limit_bytes'] / 2**30:.2f} GiB" in text
 
 
-class Marked(str):
-    """A plan, and a choice, whose texts are HTML."""
-
-    recompute = "ours"
-    total = 0.5
-
-
-class MarkedChoice(Choice):
-    def _title(self) -> str:
-        return "A & B"
-
-    def _about(self) -> Iterator[str]:
-        yield "1 < 2"
-
-    def _beside(self) -> Iterator[str]:
-        yield from ()
-
-
 def test_a_page_is_escaped() -> None:
-    plan = Marked("<b>data=2</b>")
-    chosen = SimpleNamespace(
-        plan=plan, time=plan, memory_bytes=2e9, limit_bytes=1e9, excess_bytes=1, seconds={"forward": 0.5},
-        parts={"parameters": 2e9},
-    )  # fmt: skip
-    page = MarkedChoice(chosen, [], [], [RefusedPlan("zero=1", "<i>", 0, None, "")], 1).html()
+    gpu = find_hardware("a100-80g")
+    efficiency = msgspec.structs.replace(gpu.efficiency, source="1 < 2 <i>")
+    gpu = msgspec.structs.replace(gpu, name="A & B <b>", efficiency=efficiency)
+    shape = shape_of(layers=2, hidden=64, heads=4, vocab=512, sequence=64)
+    page = un.plan(shape, batch=8, gpus=8, hardware=gpu, memory=1 << 20, plan="data=8").html()
     assert "DOES NOT FIT" in page
     for raw in ("<b>", "<i>", "A & B", "1 < 2"):
         assert raw not in page

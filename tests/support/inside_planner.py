@@ -4,7 +4,6 @@ A test uses a name of it for a part of the arithmetic that no plan shows by itse
 """
 # ruff: noqa: F401
 
-from unisono.planner.choice import Choice, RefusedPlan
 from unisono.planner.choice_page import PricedCollective
 from unisono.planner.collectives import RankLayout, collective_s, interconnect_of, places_hit
 from unisono.planner.compute_calibration import (

@@ -187,9 +187,6 @@ class _RankTime(NamedTuple):
         return self.time.backward + self.time.again
 
 
-NO_COMPUTE = ComputeTime()
-
-
 class RankPace(NamedTuple):
     """A micro-batch on one rank of the pipeline, with messages; and what it adds to the filling of that."""
 
@@ -278,7 +275,7 @@ class HostModel:
 
     def _rank_time(self, plan: TrainingPlan, rank: int) -> _RankTime:
         layers = layers_of_rank(self.job.shape, plan, rank)
-        output = self._output(plan) if rank == plan.pipeline - 1 else NO_COMPUTE
+        output = self._output(plan) if rank == plan.pipeline - 1 else ComputeTime()
         return _RankTime(layers, self._layers.layers(plan, layers), output)
 
     def _output(self, plan: TrainingPlan) -> ComputeTime:

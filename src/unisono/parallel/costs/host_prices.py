@@ -108,19 +108,15 @@ class HostPricing:
 def source_of(compute: ComputeCalibration, hardware: Sequence[Hardware], *, own_device: bool) -> str:
     """Where the costs of operators are from, that were given."""
     if hardware:
-        return f"a roofline of {_names(hardware)}"
+        return f"a roofline of {names_of(hardware)}"
     if not own_device:
         return "given"
     measured = all(each.launch_s is not None for each in compute.settings)
     return "measured on this device" if measured else "a roofline of this device"
 
 
-def links_of(hardware: Sequence[Hardware], otherwise: str) -> str:
-    """Where the costs of collectives are from."""
-    return f"the links of {_names(hardware)}" if hardware else otherwise
-
-
-def _names(hardware: Sequence[Hardware]) -> str:
+def names_of(hardware: Sequence[Hardware]) -> str:
+    """Each name once."""
     return " and ".join(dict.fromkeys(each.name for each in hardware))
 
 

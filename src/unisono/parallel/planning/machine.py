@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from unisono.engine.base.validation import instance, positive, whole
 from unisono.engine.environment.env import parse_size
 from unisono.parallel.calibration.operators import call_of
 from unisono.planner.compute_calibration import ComputeCalibration
@@ -82,33 +83,22 @@ class JobHost:
     hardware: Hardware | str | Path | None = None
 
     def __post_init__(self) -> None:
-        if type(self.ranks) is not int:
-            raise TypeError(f"JobHost: ranks is {self.ranks!r}, expected int")
-        if not 1 <= self.ranks <= MOST_RANKS:
-            raise ValueError(f"JobHost: ranks is {self.ranks}, expected 1 to {MOST_RANKS}")
-        speed: object = self.speed
-        if isinstance(speed, bool) or not isinstance(speed, (int, float)):
-            raise TypeError(f"JobHost: speed is {speed!r}, expected float")
-        if not 1 / MOST_SPEED <= speed <= MOST_SPEED:
-            raise ValueError(f"JobHost: speed is {speed}, expected {1 / MOST_SPEED:g} to {MOST_SPEED:g}")
+        if isinstance(self.ranks, bool) or isinstance(self.speed, bool):
+            raise TypeError("JobHost: ranks and speed are numbers, not True or False")
+        whole(self.ranks, "JobHost: ranks", 1, MOST_RANKS)
+        if not 1 / MOST_SPEED <= positive(self.speed, "JobHost: speed") <= MOST_SPEED:
+            raise ValueError(f"JobHost: speed is {self.speed}, expected {1 / MOST_SPEED:g} to {MOST_SPEED:g}")
         memory, gpu = bytes_of(self.memory), self.gpu
-        if gpu is None:
-            return
-        if self.ranks > gpu.ranks:
+        if gpu is not None and self.ranks > gpu.ranks:
             raise ValueError(f"JobHost: ranks is {self.ranks}, and a host of {gpu.name} has {gpu.ranks} GPUs")
-        if memory is not None:
-            gpu.check_limit(memory, "JobHost: ")
+        if gpu is not None:
+            gpu.check_limit(memory or 0, "JobHost: ")
 
     @property
     def gpu(self) -> Hardware | None:
         """Its hardware, read; None: as in this job."""
-        given: object = self.hardware
-        if given is None or isinstance(given, Hardware):
-            return given
-        if not isinstance(given, (str, Path)):
-            kind = type(given).__name__
-            raise TypeError(f"JobHost: hardware is a {kind}, expected a name, a file or a Hardware")
-        return find_hardware(given)
+        given = instance(self.hardware, (Hardware, str, Path, type(None)), "JobHost: hardware")
+        return None if given is None else find_hardware(given)
 
 
 def hosts_of(given: object, ranks: int | None) -> int | list[JobHost] | None:
