@@ -207,13 +207,6 @@ class MemoryModel:
         shared = elements.common + elements.experts * min(plan.expert, plan.copies)
         return width * shared / plan.copies
 
-    def elements(self, plan: TrainingPlan, rank: int) -> RankElements:
-        """Those of a rank's layers, and of the tables of an end."""
-        layers, each = layers_of_rank(self.job.shape, plan, rank), self._layer_elements(plan)
-        ends = ends_elements(self.job.shape, plan, first=rank == 0, last=rank == plan.pipeline - 1)
-        common = layers.dense * each.dense + layers.mixed * each.mixed + ends
-        return RankElements(common, layers.mixed * each.experts)
-
     # ---- parts -------------------------------------------------------------------------------------------
 
     def _layer_elements(self, plan: TrainingPlan) -> LayerElements:
@@ -263,24 +256,21 @@ class MemoryModel:
             ) * values + LOGIT_BYTES * tokens * job.shape.vocab / plan.tensor
         return kept, again, ends
 
-    def _loss(self, plan: TrainingPlan, rank: int) -> float:
-        """What an eager loss has on a rank beside the logits in f32."""
-        if rank < plan.pipeline - 1:
-            return 0.0
-        job = self.job
-        return (job.logit_bytes - LOGIT_BYTES) * sequence_part(plan, job) * job.shape.vocab / plan.tensor
-
     def part(self, plan: TrainingPlan, rank: int) -> RankParts:
         """That of one rank of a pipeline."""
-        layers, each = layers_of_rank(self.job.shape, plan, rank), self._layer_elements(plan)
+        job, first, last = self.job, rank == 0, rank == plan.pipeline - 1
+        layers, each = layers_of_rank(job.shape, plan, rank), self._layer_elements(plan)
         layer = each.largest if layers.mixed else each.dense
-        at_end = rank in (0, plan.pipeline - 1)
-        largest = max(layer, self.job.shape.table(plan.tensor)) if at_end else layer
+        largest = max(layer, job.shape.table(plan.tensor)) if first or last else layer
         kept, again, ends = self._kept(plan, rank)
         messages = self._message_bytes(plan, experts=layers.mixed > 0)
-        of_layers = layers.dense * each.dense + layers.mixed * (each.mixed + each.experts)
-        elements, loss = self.elements(plan, rank), self._loss(plan, rank)
-        return RankParts(elements, kept, again, ends, loss, messages, layer, largest, of_layers)
+        common, experts = layers.dense * each.dense + layers.mixed * each.mixed, layers.mixed * each.experts
+        tables = ends_elements(job.shape, plan, first=first, last=last)
+        logits = sequence_part(plan, job) * job.shape.vocab / plan.tensor if last else 0.0
+        return RankParts(
+            RankElements(common + tables, experts), kept, again, ends,
+            (job.logit_bytes - LOGIT_BYTES) * logits, messages, layer, largest, common + experts,
+        )  # fmt: skip
 
     def use(self, plan: TrainingPlan, parts: RankParts) -> MemoryUse:
         """Memory of a rank that has these parts."""

@@ -240,7 +240,6 @@ class PlanModel:
         return count * pace + sum(fills) - max(fills)
 
     def _paces(self, plan: TrainingPlan) -> list[LeastPace]:
-        """Of each rank of the pipeline."""
         key = (
             plan.data, plan.context, plan.tensor, plan.pipeline, plan.order, plan.micro_batch, plan.sequence,
             plan.expert, plan.recompute, plan.interleave, plan.compute,

@@ -334,6 +334,5 @@ class HostModel:
 
 
 def _added(one: PricedCollective, more: PricedCollective) -> PricedCollective:
-    """More of the same calls."""
     exposed = (one.exposed or 0.0) + (more.exposed or 0.0)
     return one._replace(calls=one.calls + more.calls, seconds=one.seconds + more.seconds, exposed=exposed)

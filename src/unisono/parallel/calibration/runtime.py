@@ -150,7 +150,6 @@ def _in_turns(chains: Sequence[LayerChain]) -> Taken:
 
 
 def _step_of(chain: LayerChain) -> Callable[[], object]:
-    """A call that trains one step."""
     layers = _layers(chain.layers, chain.width)
     model = nn.Sequential(*(layers[at : at + chain.unit] for at in range(0, chain.layers, chain.unit)))
     if chain.plan is None:
@@ -194,7 +193,6 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def _forward() -> float:
-    """Forward of a layer."""
     model, (x, _) = _layers(LONG, WIDTH), _batch(1, WIDTH)
     return _least(lambda: model(x)) / LONG
 

@@ -343,7 +343,6 @@ class OperatorPrices:
         return found if self.queued else found + self._followed(operator)
 
     def _followed(self, operator: TracedOperator) -> float:
-        """What autograd adds."""
         if not operator.followed:
             return 0.0
         return self._costs.forward_s if operator.phase == "forward" else self._costs.backward_s

@@ -75,7 +75,6 @@ class ParameterWork:
         return self._runtime.passed_s / 2 * len(units)
 
     def _copied(self, nbytes: float) -> float:
-        """The copies of it."""
         light, per_byte = self._host.operators.light, self._runtime.unit_byte_s
         return light(2 * nbytes) if self._host.operators.queued else per_byte / 2 * nbytes
 

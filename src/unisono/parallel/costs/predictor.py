@@ -174,7 +174,6 @@ class StepPredictor:
         )  # fmt: skip
 
     def _operators(self, rows: int) -> list[TracedOperator]:
-        """Those of a step of one rank."""
         traced = self._traced(Plan(), rows)
         return [*traced.operators, *(self._updated(Plan(), traced) or ())]
 
@@ -195,7 +194,6 @@ class StepPredictor:
     # ---- what plans share ----
 
     def _traced(self, plan: Plan, rows: int, opened: frozenset[str] = frozenset()) -> TracedStep:
-        """A recorded step."""
         single = self._single(plan)
         cut = None
         if plan.tensor > 1:
@@ -264,7 +262,6 @@ class StepPredictor:
         return tuple(path for path, module in self._base.model.named_modules() if module in wanted)
 
     def _stages(self, plan: Plan) -> StageStarts:
-        """Where stages begin."""
         key = plan.stages, plan.cuts, plan.precision, plan.context > 1
         if key not in self._starts:
             if self._structure.pieces and plan.context == 1:

@@ -383,7 +383,6 @@ class RankClock:
 
 
 def _mean_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean over ranks, by cause."""
     causes = dict.fromkeys(cause for each in parts for cause in each)
     return {cause: sum(each.get(cause, 0.0) for each in parts) / len(parts) for cause in causes}
 
@@ -404,8 +403,6 @@ class ActionWork(NamedTuple):
 
 
 class _Rank:
-    """Where one rank is in its order."""
-
     def __init__(self, order: Sequence[ActionWork]) -> None:
         self.left = list(reversed(order))
         self.compute = self.other = 0.0  # of the action under way
@@ -413,7 +410,6 @@ class _Rank:
         self.spent = 0.0  # in compute
 
     def begin(self, arrived: set[Hashable]) -> None:
-        """Take the next action, if its message is there."""
         if not self.running and self.left and (self.left[-1].needs is None or self.left[-1].needs in arrived):
             self.running, self.compute, self.other = True, self.left[-1].compute, self.left[-1].other
 

@@ -258,7 +258,6 @@ class _AtOnce(Executor):
     """Runs a call at once. What it was given stays in memory until its result is asked for."""
 
     def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
-        """Run it."""
         found: Future[Any] = Future()
         call(*given, **named)
         found.set_result(given)

@@ -351,7 +351,6 @@ class _DryStep:
                     value.register_post_accumulate_grad_hook(self._note_gradient)
 
     def _units(self) -> Any:
-        """The data axis."""
         plan, root, watch = self._plan, self._root, self._watch
         inside = set(root.modules())
         made: Any = None
@@ -406,7 +405,6 @@ class _DryStep:
         return DryCompression(plan.compression, named, ranks, self._watch)
 
     def _optimizers(self, units: DataAxis, trained: dict[str, nn.Parameter]) -> list[Any]:
-        """Make the optimizers, and their state."""
         watch, cut, make = self._watch, has_cut_parameters(trained.values()), self._task.optimizer
         if not trained or make is None:
             return []
