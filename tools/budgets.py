@@ -54,7 +54,6 @@ WHOLE: dict[str, str] = {
     "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
     "tests/torch/model_fuzz/operators.py": "the operators of random programs, and their tables",
     "src/unisono/planner/hardware.py": "accelerators and hosts as data: what they have, and their files",
-    "src/unisono/planner/operator_costs.py": "what operators take, by class, and its sources",
     "src/unisono/planner/planner.py": "un.plan: what is asked, how it is found, what is answered",
     "src/unisono/planner/search.py": "one search: the tree of plans, its bounds, neighbours",
     "src/unisono/planner/training_plan.py": "a job and its plans: every field, and what speaks against one",

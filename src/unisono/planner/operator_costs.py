@@ -58,10 +58,9 @@ POINTS: dict[str, tuple[tuple[float, ...], ...]] = {
 }  # fmt: skip
 """Where each class is measured: the values of each axis of its point."""
 
-LOW_TYPES = ("bf16", "fp16")
 POINTS_OF_LOW: dict[str, tuple[tuple[float, ...], ...]] = {
     f"{kind}_{low}": axes
-    for low in LOW_TYPES
+    for low in ("bf16", "fp16")
     for kind, axes in {
         "product": ((16, 64, 512), (32, 128, 1024), (32, 128, 1024)),
         "batched": ((16, 64), (1e5, 1e7)),
@@ -70,11 +69,6 @@ POINTS_OF_LOW: dict[str, tuple[tuple[float, ...], ...]] = {
     }.items()
 }
 """The same on a CPU for types of 16 bits: of classes that multiply, which may lack fast kernels there."""
-
-KEPT_RATE = {"batched": (0,), "convolution": (0,), "convolution_backward": (0,), "attention": (0,)}
-KEPT_RATE["attention_backward"] = (0,)
-KEPT_RATE |= {f"{kind}_{low}": kept for kind, kept in KEPT_RATE.items() for low in (*LOW_TYPES, "low")}
-"""Axes beyond whose largest value the seconds stay; along the others they grow in proportion."""
 
 
 class CostTable(msgspec.Struct, frozen=True):
@@ -203,9 +197,7 @@ def roofline(machine: MachineCalibration, ranks: int = 1) -> OperatorCosts:
         machine: its cores, and the bandwidth of memory.  ranks: that share the cores.
     """
     threads = max(1, machine.cores // ranks)
-    rate = machine.copy.memory * math.sqrt(threads)
-    if ranks > 1:
-        rate = machine.copy.all_memory * threads
+    rate = machine.copy.all_memory * threads if ranks > 1 else machine.copy.memory * math.sqrt(threads)
     return roofline_of(CORE_FLOPS * threads, rate, KERNEL_SECONDS, ranks=ranks, threads=threads)
 
 
@@ -246,12 +238,15 @@ def roofline_of(
 def tables(
     seconds: Callable[..., float], points: Mapping[str, tuple[tuple[float, ...], ...]] = POINTS
 ) -> dict[str, CostTable]:
-    """The tables of all classes: `seconds(kind, *point)` is called for each point, in order."""
+    """The tables of all classes: `seconds(kind, *point)` is called for each point, in order.
+
+    Beyond the largest value of a class's size the seconds of its FLOPs stay; others grow in proportion.
+    """
     return {
         kind: CostTable(
             axes,
             tuple(seconds(kind, *point) for point in itertools.product(*axes)),
-            KEPT_RATE.get(kind, ()),
+            (0,) if len(axes) == 2 else (),
         )
         for kind, axes in points.items()
     }

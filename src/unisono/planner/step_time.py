@@ -25,23 +25,6 @@ from unisono.planner.stages import RankLayers, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, codec_rank
 
 
-class _Copies(NamedTuple):
-    """Ranks with the same elements: `sharers` share them under ZeRO, and there are `replicas` of these."""
-
-    elements: float
-    sharers: int
-    stride: int
-    replicas: int
-
-    def group(self, who: str) -> tuple[int, int, float]:
-        """The size and the stride of a group, and the elements that it exchanges."""
-        return {
-            "sharers": (self.sharers, self.stride, self.elements),
-            "replicas": (self.replicas, self.stride * self.sharers, self.elements / self.sharers),
-            "all": (self.sharers * self.replicas, self.stride, self.elements),
-        }[who]
-
-
 class _DataPhase(NamedTuple):
     """Calls that travel together, `times` in a step, beside `window_s` of compute; `width`: of an element."""
 
@@ -58,11 +41,11 @@ def _data_collectives(
     """Gradients and gathered parameters of a step; buffers are cut into layers."""
     if plan.copies == 1:
         return []
-    found, units, copies = [], rank.layers.total, _copies(plan, elements)
+    found, units, groups = [], rank.layers.total, [*_groups(plan, elements)]
     for phase in _phases(job, plan, rank):
         calls = [
             (size, stride, count * phase.width / units)
-            for size, stride, count in (each.group(phase.who) for each in copies)
+            for size, stride, count in (each[phase.who] for each in groups)
             if size > 1
         ]
         once = [units * prices.collective_s(phase.name, *call) for call in calls]
@@ -78,13 +61,18 @@ def _data_collectives(
     return found
 
 
-def _copies(plan: TrainingPlan, elements: RankElements) -> list[_Copies]:
-    stride = plan.tensor
-    found = [_Copies(elements.common, plan.sharers, stride, plan.copies // plan.sharers)]
+def _groups(plan: TrainingPlan, elements: RankElements) -> Iterator[dict[str, tuple[int, int, float]]]:
+    """Ranks that share elements under ZeRO, and replicas of these: size, stride and elements of a group."""
+    copies = [(elements.common, plan.sharers, plan.tensor, plan.copies // plan.sharers)]
     if elements.experts and plan.expert < plan.copies:
         replicas = plan.copies // plan.expert // plan.expert_sharers
-        found.append(_Copies(elements.experts, plan.expert_sharers, stride * plan.expert, replicas))
-    return found
+        copies.append((elements.experts, plan.expert_sharers, plan.tensor * plan.expert, replicas))
+    for count, sharers, stride, replicas in copies:
+        yield {
+            "sharers": (sharers, stride, count),
+            "replicas": (replicas, stride * sharers, count / sharers),
+            "all": (sharers * replicas, stride, count),
+        }
 
 
 def _phases(job: TrainingJob, plan: TrainingPlan, rank: _RankTime) -> Iterator[_DataPhase]:

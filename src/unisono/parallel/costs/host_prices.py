@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,24 +40,18 @@ if TYPE_CHECKING:
     from .task import TrainingTask
 
 
+@dataclass
 class HostPricing:
-    """Prices of the jobs that one predictor is asked about; each is made once.
+    """Prices of the jobs that one predictor is asked about; each is made once."""
 
-    Args:
-        hardware: of each host, whose links count in place of `machine`'s.
-        own_device: each rank computes on a device of its own.
-        trial: of the model, if it is tried.  trace: the operators of a step of so many rows.
-    """
-
-    def __init__(
-        self, compute: ComputeCalibration, machine: MachineCalibration, hardware: Sequence[Hardware],
-        own_device: bool, trial: ModelTrial | None, trace: Callable[[int], Sequence[TracedOperator]],
-    ) -> None:  # fmt: skip
-        self._compute, self._machine, self._hardware = compute, machine, hardware
-        self._own_device = own_device
-        self._trial, self._trace = trial, trace
-        self._known: dict[tuple[tuple[int, ...], str], HostPrices] = {}
-        self._overheads: dict[int, dict[str, float]] = {}
+    _compute: ComputeCalibration
+    _machine: MachineCalibration
+    _hardware: Sequence[Hardware]  # of each host, whose links count in place of the machine's
+    _own_device: bool  # each rank computes on a device of its own
+    _trial: ModelTrial | None  # of the model, if it is tried
+    _trace: Callable[[int], Sequence[TracedOperator]]  # the operators of a step of so many rows
+    _known: dict[tuple[tuple[int, ...], str], HostPrices] = field(default_factory=dict)
+    _overheads: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def of(self, hosts: tuple[int, ...], plan: Plan, *, cut: bool) -> HostPrices:
         """Prices on such hosts, under a plan that may have ranks wait for each other within a step.

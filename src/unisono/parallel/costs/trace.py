@@ -390,18 +390,16 @@ def _sized(one: TracedStep, other: TracedStep, size: Callable[[float, float], fl
         point = tuple(size(x, y) for x, y in zip(a.size.point, b.size.point, strict=True))
         return a if a.size.point == point else a._replace(size=a.size._replace(point=point))
 
-    def moved(a: Any, b: Any) -> Any:
-        return a._replace(nbytes=round(size(a.nbytes, b.nbytes)))
+    def moved(a: Any, b: Any, *names: str) -> Any:
+        return a._replace(**{name: round(size(getattr(a, name), getattr(b, name))) for name in names})
 
-    def attention(a: TracedAttention, b: TracedAttention) -> TracedAttention:
-        return a._replace(queries=round(size(a.queries, b.queries)), keys=round(size(a.keys, b.keys)))
-
-    return {
-        "operators": [operator(*pair) for pair in zip(one.operators, other.operators, strict=True)],
-        "moves": [moved(*pair) for pair in zip(one.moves, other.moves, strict=True)],
-        "attentions": [attention(*pair) for pair in zip(one.attentions, other.attentions, strict=True)],
-        "calls": [moved(*pair) for pair in zip(one.calls, other.calls, strict=True)],
+    sizes = {"moves": ("nbytes",), "attentions": ("queries", "keys"), "calls": ("nbytes",)}
+    found: dict[str, Any] = {
+        name: [moved(a, b, *names) for a, b in zip(getattr(one, name), getattr(other, name), strict=True)]
+        for name, names in sizes.items()
     }
+    found["operators"] = [operator(*pair) for pair in zip(one.operators, other.operators, strict=True)]
+    return found
 
 
 def _alike(one: TracedStep, other: TracedStep) -> bool:
