@@ -92,27 +92,22 @@ def measure_runtime() -> RuntimeCosts:
     """The costs of the runtime; the mean of both ranks."""
     taken = _in_turns(CHAINS)
 
-    plain = taken[LayerChain(SHORT)]
-    short = taken[LayerChain(SHORT, REPLICAS)] - plain
+    short = taken[LayerChain(SHORT, REPLICAS)] - taken[LayerChain(SHORT)]
     parameter = max(LEAST_SECONDS, taken.layer(REPLICAS, None) / 2)
     bucket = _collective()
     replicas = max(LEAST_SECONDS, short - 2 * SHORT * parameter - bucket)
     agree = _agreement()
-    step = max(LEAST_SECONDS, replicas - agree)
-    in_unit = max(LEAST_SECONDS, taken.layer(SHARDED, None) / 2)  # such a chain is one unit
-    micro = taken.micro(MICRO, REPLICAS)
     unit, low = taken.unit_and_parameter(UNITS)
-    passed = (taken.unit_and_parameter(UNITS_MICRO, parts=4)[0] - unit) / 3
     found = RuntimeCosts(
-        step_s=step,
+        step_s=max(LEAST_SECONDS, replicas - agree),
         agree_s=agree,
-        micro_s=micro,
+        micro_s=taken.micro(MICRO, REPLICAS),
         parameter_s=parameter,
         bucket_s=bucket,
         unit_s=unit,
-        unit_parameter_s=in_unit,
+        unit_parameter_s=max(LEAST_SECONDS, taken.layer(SHARDED, None) / 2),  # such a chain is one unit
         low_parameter_s=low,
-        passed_s=passed,
+        passed_s=(taken.unit_and_parameter(UNITS_MICRO, parts=4)[0] - unit) / 3,
         unit_byte_s=_unit_byte(taken),
         recompute_s=taken.layer(AGAIN, REPLICAS) - _forward(),
         message_s=_message(taken),

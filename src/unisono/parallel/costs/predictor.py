@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from unisono.engine.base.validation import instance, positive, whole
 from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
 from unisono.errors import UnfitError
@@ -339,17 +339,16 @@ def _check_arguments(
     speeds: Sequence[float],
 ) -> None:
     """Raise TypeError or ValueError for arguments of `StepPredictor` that are none."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
+    instance(model, nn.Module, "StepPredictor: model")
     for name, value in (("loss", loss), ("optimizer", optimizer)):
         if value is not None and not callable(value):
             raise TypeError(f"StepPredictor: {name} is a {type(value).__name__}, expected a function")
-    if rows is not None and (type(rows) is not int or rows < 1):
-        raise ValueError(f"StepPredictor: rows is {rows!r}; it must be a whole number of at least 1")
-    if not all(type(host) is int and host >= 0 for host in hosts):
-        raise ValueError(f"StepPredictor: hosts is {hosts!r}, expected the number of each rank's host")
-    if not all(_is_rate(speed) for speed in speeds):
-        raise ValueError(f"StepPredictor: speeds is {speeds!r}, expected finite rates above 0")
+    if rows is not None:
+        whole(rows, "StepPredictor: rows", 1)
+    for host in hosts:
+        whole(host, "StepPredictor: hosts", 0)
+    for speed in speeds:
+        positive(speed, "StepPredictor: speeds")
 
 
 def _check_plan(plan: object, hosts: Sequence[int], speeds: Sequence[float]) -> None:
@@ -361,7 +360,3 @@ def _check_plan(plan: object, hosts: Sequence[int], speeds: Sequence[float]) -> 
     for name, held in (("hosts", hosts), ("speeds", speeds)):
         if held and len(held) != plan.ranks:
             raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and {name} has {len(held)}")
-
-
-def _is_rate(speed: object) -> bool:
-    return isinstance(speed, (int, float)) and not isinstance(speed, bool) and 0 < speed < math.inf
