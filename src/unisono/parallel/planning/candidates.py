@@ -138,10 +138,15 @@ def neighbours(
     """The plans that differ from this one in one choice; a larger axis takes its ranks from the data axis."""
     given = given or {}
     timings = _schedules(plan.pipeline, given) if plan.pipeline > 1 else []
+    here = plan.schedule, plan.stages_per_rank
     around = (
         *_other_meshes(plan, axes),
         *_other_sharings(plan),
-        *({"schedule": name, "stages_per_rank": stages} for name, stages in timings),
+        *(
+            {"schedule": name, "stages_per_rank": stages}
+            for name, stages in timings
+            if (name, stages) != here
+        ),
         *_other_steps(plan, batch, axes),
         *({name: value} for name in given for value in values(given, name, ())),
     )
