@@ -66,10 +66,10 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_060,
-    ("src/unisono/planner",): 5_675,
+    ("src/unisono/parallel",): 34_684,
+    ("src/unisono/planner",): 5_251,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
-    ("src", "csrc"): 131_018,
+    ("src", "csrc"): 130_218,
     ("tests",): 81_080,
 }
 
