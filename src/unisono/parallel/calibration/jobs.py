@@ -70,6 +70,10 @@ MEASURES: dict[str, tuple[type[Any], Callable[..., Any]]] = {
     "the runtime": (RuntimeCosts, measure_runtime),
     "steps": (SharedSteps, measure_shared_steps),
 }
+_DECODE: dict[object, Callable[[bytes], Any]] = {
+    kind: msgspec.json.Decoder(kind).decode
+    for kind in (OperatorCosts, RuntimeCosts, SharedSteps, ComputeCalibration)
+}
 
 
 class ComputeCalibrationError(RuntimeError):
@@ -149,7 +153,7 @@ def _job(
             raise ComputeCalibrationError(
                 f"{ranks} ranks could not measure (exit code {done.returncode}):\n{last}"
             )
-        found = msgspec.json.decode(file.read_bytes(), type=MEASURES[name][0])
+        found = _DECODE[MEASURES[name][0]](file.read_bytes())
     say(f"{name}, {ranks} {'rank' if ranks == 1 else 'ranks'}: {time.monotonic() - began:.0f} s")
     return found
 
@@ -204,8 +208,7 @@ def _steps_lines(one: SharedSteps) -> list[str]:
 def _measure_as_rank(name: str, file: str, *so_far: str) -> None:
     dist.init_process_group("unisono")
     try:
-        read = (msgspec.json.decode(Path(each).read_bytes(), type=ComputeCalibration) for each in so_far)
-        found = MEASURES[name][1](*read)
+        found = MEASURES[name][1](*(_DECODE[ComputeCalibration](Path(each).read_bytes()) for each in so_far))
         on_rank_0(lambda: Path(file).write_bytes(msgspec.json.encode(found)))
     finally:
         dist.destroy_process_group()
