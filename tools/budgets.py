@@ -53,7 +53,6 @@ WHOLE: dict[str, str] = {
     "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
     "tests/torch/model_fuzz/operators.py": "the operators of random programs, and their tables",
     "src/unisono/planner/hardware.py": "accelerators and hosts as data: what they have, and their files",
-    "src/unisono/planner/operator_costs.py": "what operators take, by class, and its sources",
     "src/unisono/planner/planner.py": "un.plan: what is asked, how it is found, what is answered",
     "src/unisono/planner/search.py": "one search: the tree of plans, its bounds, neighbours",
     "src/unisono/planner/training_plan.py": "a job and its plans: every field, and what speaks against one",
@@ -66,11 +65,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 33_926,
-    ("src/unisono/planner",): 5_675,
+    ("src/unisono/parallel",): 33_553,
+    ("src/unisono/planner",): 5_251,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_101,
-    ("src", "csrc"): 130_016,
-    ("tests",): 81_513,
+    ("src", "csrc"): 129_218,
+    ("tests",): 81_516,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

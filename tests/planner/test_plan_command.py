@@ -7,12 +7,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
-from inside_planner import ChoicePage, TradePoint, shipped
+import unisono as un
+from inside_planner import shipped
 from loops import each
 from unisono.commands import cli
-from unisono.planner import find_hardware
+from unisono.planner import find_hardware, shape_of
 
 CONFIGS = Path(__file__).parent / "configs"
 GPT3 = "plan --layers 96 --hidden 12288 --heads 96 --vocab 51200 --sequence 2048"
@@ -264,12 +266,12 @@ def test_the_page_has_all_and_loads_nothing(tmp_path: Path, capsys: pytest.Captu
     assert f"{record['memory_bytes'] / 2**30:.2f} GiB of {record['limit_bytes'] / 2**30:.2f} GiB" in text
 
 
-def test_a_page_of_plain_data_is_escaped() -> None:
-    point = TradePoint("<b>data=2</b>", 0.5, 2e9, "ours")
-    page = ChoicePage(
-        "A & B", point, ["1 < 2"], {"forward": 0.5}, {"parameters": 2e9}, 1e9, False, "forward", [], [],
-        [("zero=1", "<i>")], [point], {"ours": "ours"},
-    ).html()  # fmt: skip
+def test_a_page_is_escaped() -> None:
+    gpu = find_hardware("a100-80g")
+    efficiency = msgspec.structs.replace(gpu.efficiency, source="1 < 2 <i>")
+    gpu = msgspec.structs.replace(gpu, name="A & B <b>", efficiency=efficiency)
+    shape = shape_of(layers=2, hidden=64, heads=4, vocab=512, sequence=64)
+    page = un.plan(shape, batch=8, gpus=8, hardware=gpu, memory=1 << 20, plan="data=8").html()
     assert "DOES NOT FIT" in page
     for raw in ("<b>", "<i>", "A & B", "1 < 2"):
         assert raw not in page

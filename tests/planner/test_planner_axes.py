@@ -14,7 +14,7 @@ from inside_planner import (
     collective_s,
     interconnect_of,
     layer_activations,
-    rank_layers,
+    layers_of_rank,
     stage_layers,
 )
 from loops import each
@@ -153,7 +153,7 @@ def test_copies_of_experts_exchange_their_own_gradients() -> None:
 @each("plan", [{}, {"pipeline": 2}, {"pipeline": 4}, {"pipeline": 4, "interleave": 2}, {"pipeline": 8}])
 def test_dense_layers_are_the_first_ones(plan: dict[str, int]) -> None:
     of = TrainingPlan(**plan)
-    first, middle, last = rank_layers(MIXED, of)
+    first, middle, last = (layers_of_rank(MIXED, of, rank) for rank in (0, 1, of.pipeline - 1))
     assert first.dense == 1
     assert [rank.total for rank in (first, last)] == [
         stage_layers(8, of).first, stage_layers(8, of).last,

@@ -4,7 +4,7 @@ A test uses a name of it for a part of the arithmetic that no plan shows by itse
 """
 # ruff: noqa: F401
 
-from unisono.planner.choice_page import ChoicePage, PricedCollective, TradePoint
+from unisono.planner.choice_page import PricedCollective
 from unisono.planner.collectives import RankLayout, collective_s, interconnect_of, places_hit
 from unisono.planner.compute_calibration import (
     ComputeCalibration,
@@ -30,5 +30,5 @@ from unisono.planner.operator_costs import (
 from unisono.planner.plan_model import PlanModel, with_layers
 from unisono.planner.planner import PlanChoice
 from unisono.planner.search import PlanTree, divisors, price, search, uneven_layers, uneven_rows
-from unisono.planner.stages import in_flight, rank_layers, stage_layers
+from unisono.planner.stages import in_flight, layers_of_rank, stage_layers
 from unisono.planner.training_plan import MOST_TAIL, RECOMPUTE, SCHEDULES, SWAPS, TrainingJob

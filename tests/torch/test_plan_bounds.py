@@ -162,7 +162,7 @@ def test_a_fault_within_the_planner_is_raised(monkeypatch: pytest.MonkeyPatch) -
         (predictor.StepPredictor, "forecast", {}),
         (search.DryRun, "peak_of", {}),
         (search, "expert_layers", {}),
-        (predictor, "balance", {"pipeline": 2, "data": 1}),
+        (predictor, "first_pieces", {"pipeline": 2, "data": 1}),
         (predictor, "trace_step", {}),
         (dry_run, "micro_batches", {}),
     ]

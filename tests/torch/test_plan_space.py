@@ -191,8 +191,9 @@ def test_candidates_are_plans_that_differ() -> None:
     assert all(each.ranks == 8 and each.zero == 1 and each.tensor <= 4 for each in found)
     assert all(16 % (each.data * each.micro_batches) == 0 for each in found)
     assert {each.shard for each in found if each.data == 8} == {None, 2, 4}
-    around = neighbours(up.Plan(data=4, zero=2), 4, 16, host=4)
-    assert all(changes(other, up.Plan(data=4, zero=2)) for other in around)
+    for plan in (up.Plan(data=2, pipeline=2, cuts=(3,)), up.Plan(data=4, zero=2)):
+        around = neighbours(plan, 4, 16, host=4)
+        assert all(changes(other, plan) for other in around)
     assert up.Plan(data=4, zero=2, shard=2) in around
     assert up.Plan(data=4) in neighbours(up.Plan(data=4, zero=1, shard=2), 4, 16, host=4)
 

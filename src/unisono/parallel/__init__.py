@@ -9,6 +9,8 @@
 It speaks `torch.distributed`, so it runs over whatever backend that was given. docs/parallel.md is the guide.
 """
 
+from unisono.planner.planner import NoPlanFitsError
+
 from .adam import CompressedAdam
 from .compression.comm_hooks import Compressed, PowerSGD
 from .compression.reducer import Compression
@@ -30,7 +32,6 @@ from .plan import OuterSGD, Plan
 from .planning.choice import ModelChoice
 from .planning.machine import JobHost
 from .planning.planner import plan
-from .planning.search import NoPlanFitsError
 from .run import Run
 from .spill import Disk, Host
 from .swap import Swapped

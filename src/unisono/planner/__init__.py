@@ -9,7 +9,7 @@ memory.py         bytes of the fullest rank, by cause
 layer_time.py     what a layer computes and sends, and its seconds;  step_time.py: of a step
 plan_model.py     what prices plans, part by part: equal hosts and hosts that differ
 search.py         all plans of a job, the fastest that fit, and what refuses those beside one
-planner.py        plan, and its answer;  choice.py: what all answers have;  choice_page.py: how they look
+planner.py        plan, and its answer;  choice.py: what all answers have;  choice_page.py: their picture
 operator_costs.py, compute_calibration.py: what operators take, for `unisono.parallel`
 
 It is data and arithmetic: no PyTorch, no process, and no model is needed.

@@ -8,34 +8,41 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
 
-from unisono.networks.quantities import readable_size, signed_time
-from unisono.planner.choice_page import ChoicePage, PricedCollective, TradePoint
+from unisono.networks.quantities import readable_size, readable_time, signed_time
+from unisono.planner.choice_page import STYLE, PricedCollective, TradePoint, columns, named, row, trade_svg
 
-__all__ = ["Choice", "RefusedPlan", "nearest_first"]
+CAUSE_NAMES = {
+    "recompute": "recomputation",
+    "tensor": "tensor collectives",
+    "context": "context exchange",
+    "experts": "rows of experts",
+    "messages": "pipeline messages",
+    "data": "data collectives",
+    "swap": "swapping",
+    "update": "optimizer",
+}
+"""As people read the causes of both planners' steps."""
+
+MOST_COLLECTIVES, MOST_REFUSED, WIDEST_CHANGE = 5, 8, 40
+"""Of the tables as text."""
 
 ROUNDING = 1e-9
 """Seconds; plans that differ by less are as fast."""
 
 
 class RefusedPlan(NamedTuple):
-    """A plan one step away from the chosen one.
+    """A plan one step away from the chosen one."""
 
-    Attributes:
-        change: the fields that differ, such as "zero=1".    problem: why it cannot be run; "" if it can.
-            The bytes and seconds that are known are beside it.
-        excess_bytes: memory above the limit; 0: it fits, or its seconds refuse it already.
-        excess_s: seconds more than the chosen plan's; below 0 where it is faster and does not fit. None: its
-            seconds are not known.
-        cause: the part of the step that grows most, and of a model's numbers its seconds; of a recorded model
-            the part of the memory, if it does not fit.
-    """
-
-    change: str
-    problem: str
-    excess_bytes: int
+    change: str  # the fields that differ, such as "zero=1"
+    problem: str  # why it cannot be run; "" if it can. The bytes and seconds that are known are beside it
+    excess_bytes: int  # memory above the limit; 0: it fits, or its seconds refuse it already
+    # Seconds more than the chosen plan's, below 0 where it is faster and does not fit; None: not known.
     excess_s: float | None
+    # What grows most, with its seconds where the model is numbers: of the step, or of the memory.
     cause: Any
 
 
@@ -132,41 +139,28 @@ class Choice:
 
     def html(self, plans: Iterable[Any] = ()) -> str:
         """One page with all of it, which needs no network. `plans`: further points of its picture."""
-        return self.page(plans).html()
+        points = self.points(plans)
+        title = f"{len(points):,} plans: seconds of a step over memory of a rank"
+        picture = "<h2>Time over memory</h2>", trade_svg(title, points, self.limit_bytes)
+        return "\n".join([*self._head(), *picture, *self._parts(), *self._tables(), "</html>", ""])
 
-    def page(self, plans: Iterable[Any] = ()) -> ChoicePage:
-        """What that page shows."""
-        seconds, names = self.chosen.seconds, self.NAMES
-        points = [self.point(each) for each in (self.chosen, *self.next_best, *plans)]
-        return ChoicePage(
-            title=self._title(),
-            chosen=points[0],
-            summary=[*self._about(), *self._beside()],
-            time={
-                names.get(name, name): value
-                for name, value in seconds.items()
-                if value or name in self.ALWAYS
-            },
-            memory={names.get(name, name): value for name, value in self.chosen.parts.items()},
-            limit_bytes=self.limit_bytes,
-            fits=self.fits,
-            limit=names.get(self.limit, self.limit),
-            collectives=self.collectives,
-            others=points[1 : 1 + len(self.next_best)],
-            refused=[(each.change, self._refusal(each)) for each in self.refused],
-            points=points,
-            groups={point.group: f"recompute={point.group}" for point in points},
-        )
+    def points(self, plans: Iterable[Any] = ()) -> list[TradePoint]:
+        """This plan, the next best and `plans` in the picture."""
+        return [
+            TradePoint(str(each.plan), each.time.total, each.memory_bytes, str(each.plan.recompute))
+            for each in (self.chosen, *self.next_best, *plans)
+        ]
 
-    def point(self, each: Any) -> TradePoint:
-        """A priced plan in the picture."""
-        plan = each.plan
-        change = self._change(plan) if each is not self.chosen else ""
-        return TradePoint(str(plan), each.time.total, each.memory_bytes, str(plan.recompute), change)
+    @property
+    def _shown(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The parts of the step and of the memory, as people call them."""
+        names, seconds = self.NAMES, self.chosen.seconds.items()
+        time = {names.get(name, name): value for name, value in seconds if value or name in self.ALWAYS}
+        return time, {names.get(name, name): value for name, value in self.chosen.parts.items()}
 
     def __str__(self) -> str:
         shown = (self.plan, *self._about(), self._memory(), *self._beside())
-        lines = [self._title(), *(f"  {line}" for line in shown), "", *self.page().lines()]
+        lines = [self._title(), *(f"  {line}" for line in shown), "", *self._lines()]
         return "\n".join(part for line in lines for part in _folded(line, self.WIDTH))
 
     def _refusal(self, each: RefusedPlan) -> str:
@@ -182,6 +176,84 @@ class Choice:
             slower = signed_time(each.excess_s) + ("" if each.excess_bytes else why)
             words.append("as fast" if abs(each.excess_s) < ROUNDING else slower)
         return "; ".join(words)
+
+    # ---- how it is shown ----
+
+    def _lines(self) -> Iterator[str]:
+        """Its tables as text."""
+        time, memory = self._shown
+        total, width = sum(time.values()), max(map(len, memory)) + 2
+        left = [
+            f"{name:<19}{readable_time(value):>9}{100 * value / total:>6.1f} %"
+            for name, value in time.items()
+        ]
+        right = [f"{name:<{width}}{readable_size(value):>12}" for name, value in memory.items()]
+        right.append(f"limit: {self.NAMES.get(self.limit, self.limit)}")
+        for one, other in zip_longest(left, right, fillvalue=""):
+            yield f"  {one:<36}    {other}".rstrip()
+        if self.collectives:
+            yield f"  {'collectives of a rank':<26}{columns(self._heads)}"
+        yield from (
+            f"    {named(each):<24}{columns(each.cells)}" for each in self.collectives[:MOST_COLLECTIVES]
+        )
+        if self.next_best:
+            yield "  next best"
+        for each in self.next_best:
+            seconds, size = readable_time(each.time.total), readable_size(each.memory_bytes)
+            yield f"    {seconds:>9}{size:>12}  {self._change(each.plan)}"
+        if self.refused:
+            yield "  one step away"
+        shown = self.refused[:MOST_REFUSED]
+        widest = min(WIDEST_CHANGE, max((len(each.change) for each in shown), default=0))
+        yield from (f"    {each.change:<{widest}}  {self._refusal(each)}" for each in shown)
+
+    @property
+    def _heads(self) -> tuple[str, ...]:
+        """Of the columns of collectives."""
+        known = any(each.exposed is not None for each in self.collectives)
+        return ("ranks", "bytes", "calls", "time", *["not hidden"] * known)
+
+    def _head(self) -> Iterator[str]:
+        state = "fits" if self.fits else '<span class="bad">DOES NOT FIT</span>'
+        held, limit, title = readable_size(self.memory_bytes), readable_size(self.limit_bytes), self._title()
+        used = f"{held} of {limit} on the fullest rank"
+        yield '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">'
+        yield '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        yield f"<title>{escape(title)}</title>\n<style>{STYLE}</style>"
+        yield f"<h1>{escape(title)}</h1>\n<p><code>{escape(str(self.plan))}</code></p>"
+        yield f"<p>{readable_time(self.seconds)} a step. {used}: {state}.</p>"
+        yield from (f"<p>{escape(line)}</p>" for line in (*self._about(), *self._beside()))
+
+    def _parts(self) -> Iterator[str]:
+        yield '<div class="two">'
+        time, memory = self._shown
+        for title, parts, shown in (("A step", time, readable_time), ("Memory", memory, readable_size)):
+            total = sum(parts.values()) or 1.0
+            yield f"<div><h2>{title}</h2><table>"
+            for name, value in ((name, value) for name, value in parts.items() if value):
+                bar = f'<div class="bar" style="width:{100 * max(0.0, value) / total:.1f}%"></div>'
+                yield row([escape(name), shown(value), f"{value / total:.1%}", bar], numbers=(1, 2))
+            yield "</table></div>"
+        yield "</div>"
+
+    def _tables(self) -> Iterator[str]:
+        if self.collectives:
+            yield "<h2>Collectives of a rank</h2><table>"
+            yield row(("collective", *self._heads), numbers=range(1, 6), cell="th")
+            for each in self.collectives:
+                yield row([escape(named(each)), *each.cells], numbers=range(1, 6))
+            yield "</table>"
+        if self.next_best:
+            yield "<h2>Next best</h2><table>"
+            for one in self.next_best:
+                seconds, size = readable_time(one.time.total), readable_size(one.memory_bytes)
+                texts = [seconds, size, escape(str(one.plan))]
+                yield row(texts, numbers=(0, 1))
+            yield "</table>"
+        if self.refused:
+            yield "<h2>One step away</h2><table>"
+            yield from (row([escape(each.change), escape(self._refusal(each))]) for each in self.refused)
+            yield "</table>"
 
     # ---- of each kind of choice ----
 

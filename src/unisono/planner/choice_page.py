@@ -1,20 +1,16 @@
-"""What a choice shows: tables as text, and one page of HTML that needs no network and no script.
+"""What the text and the page of a `Choice` are made of: rows of tables, and the picture of its trade.
 
-It is plain data, which a `Choice` fills in. The picture of the page is the trade: the time of a step over the
-memory of a rank.
+That is the time of a step over the memory of a rank. It needs no network and no script.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from itertools import zip_longest
 from typing import NamedTuple
 
 from unisono.networks.quantities import readable_size, readable_time
-
-__all__ = ["ChoicePage", "PricedCollective", "TradePoint", "trade_svg"]
 
 WIDTH, HEIGHT, EDGE = 900, 560, 64
 GIB = 1 << 30
@@ -33,30 +29,17 @@ PICTURE_STYLE = (
 
 
 class TradePoint(NamedTuple):
-    """A plan: its name, seconds of a step, bytes of the fullest rank, and the group that has its colour.
-
-    `change`: the fields in which it differs from the chosen one.
-    """
+    """A plan: its name, seconds of a step, bytes of the fullest rank; `group`: what it computes again."""
 
     name: str
     seconds: float
     memory_bytes: float
-    group: str = ""
-    change: str = ""
+    group: str
 
 
-def trade_svg(
-    title: str,
-    chosen: TradePoint,
-    points: Iterable[TradePoint],
-    limit_bytes: float,
-    groups: Mapping[str, str],
-) -> str:
-    """The drawing: each point names its plan; the ring is the chosen one, the line the limit of memory.
-
-    Args:
-        groups: of the points, in the order of their colours -> the text of the legend.
-    """
+def trade_svg(title: str, points: Sequence[TradePoint], limit_bytes: float) -> str:
+    """The drawing: each point names its plan; the ring is the first one, the line the limit of memory."""
+    chosen, groups = points[0], [*dict.fromkeys(each.group for each in points)]
     needed = chosen.memory_bytes
     x_low, x_high = min(needed, limit_bytes) / SPAN, max(needed, limit_bytes) * SPAN / 2
     x_axis = _LogScale(x_low, x_high, 1 / GIB, EDGE, WIDTH - 20, "GiB")
@@ -75,9 +58,9 @@ def trade_svg(
         f'<text class="t" x="{EDGE}" y="22">{escape(title)}</text>',
     ]
     colours = dict(zip(groups, COLOURS * (1 + len(groups) // len(COLOURS)), strict=False))
-    for at, (group, text) in enumerate(groups.items()):
+    for at, group in enumerate(groups):
         lines.append(f'<circle cx="{EDGE + 6 + 150 * at}" cy="38" r="4" fill="{colours[group]}"/>')
-        lines.append(f'<text x="{EDGE + 16 + 150 * at}" y="42">{escape(text)}</text>')
+        lines.append(f'<text x="{EDGE + 16 + 150 * at}" y="42">recompute={escape(group)}</text>')
     lines += _scales(x_axis, y_axis)
     lines.append(f'<line class="l" x1="{limit:.1f}" x2="{limit:.1f}" y1="60" y2="{HEIGHT - EDGE}"/>')
     for each in cells.values():
@@ -128,9 +111,8 @@ def _scales(x_axis: _LogScale, y_axis: _LogScale) -> list[str]:
     return lines
 
 
-MOST_COLLECTIVES, MOST_REFUSED = 5, 8
-WIDEST_CHANGE, COLUMNS = 40, (7, 12, 10, 11, 12)
-"""Of the tables as text."""
+COLUMNS = 7, 12, 10, 11, 12
+"""Widths of the table of collectives as text."""
 
 STYLE = """
 :root{color-scheme:light dark}
@@ -147,23 +129,15 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 
 
 class PricedCollective(NamedTuple):
-    """All calls of one kind in a step, on one rank.
+    """All calls of one kind in a step, on one rank."""
 
-    Attributes:
-        collective: such as all_reduce; "send" and "message" are one to the next stage, or along a ring.
-        axis: data, replica, expert, context, tensor or pipeline.    ranks: of a call.
-        nbytes: of one call; where calls differ, as those of a recorded model, of all.
-        calls: may be a part of one, under local_steps.
-        seconds: of all calls.    exposed: those that nothing hides; None: they are not known.
-    """
-
-    collective: str
-    axis: str
-    ranks: int
-    nbytes: float
-    calls: float
-    seconds: float
-    exposed: float | None = None
+    collective: str  # such as all_reduce; "send" and "message" are one to the next stage, or along a ring
+    axis: str  # data, replica, expert, context, tensor or pipeline
+    ranks: int  # of a call
+    nbytes: float  # of one call; where calls differ, as those of a recorded model, of all
+    calls: float  # may be a part of one, under local_steps
+    seconds: float  # of all calls
+    exposed: float | None = None  # those that nothing hides; None: they are not known
 
     def times(self, share: float) -> PricedCollective:
         """So often; `nbytes` are those of all calls."""
@@ -180,128 +154,18 @@ class PricedCollective(NamedTuple):
         return found if self.exposed is None else (*found, readable_time(self.exposed))
 
 
-class ChoicePage(NamedTuple):
-    """What the page shows. Seconds and bytes.
-
-    Attributes:
-        title: what is trained, on what.  summary: sentences below the plan.
-        time, memory: parts by cause; their sums are those of the chosen point.
-        limit_bytes: what a rank may use.  fits: whether the chosen plan does.
-        limit: the part of the time that is largest.
-        others: further plans that fit, the fastest first.
-        refused: the plans one step away: what changes, and the byte or second that refuses it.
-        points: of the picture; groups: their colours' legend.
-    """
-
-    title: str
-    chosen: TradePoint
-    summary: Sequence[str]
-    time: Mapping[str, float]
-    memory: Mapping[str, float]
-    limit_bytes: float
-    fits: bool
-    limit: str
-    collectives: Sequence[PricedCollective]
-    others: Sequence[TradePoint]
-    refused: Sequence[tuple[str, str]]
-    points: Sequence[TradePoint]
-    groups: Mapping[str, str]
-
-    def html(self) -> str:
-        """The page."""
-        return "\n".join([*self._head(), *self._trade(), *self._parts(), *self._tables(), "</html>", ""])
-
-    def lines(self) -> Iterator[str]:
-        """Its tables as text."""
-        total, width = sum(self.time.values()), max(map(len, self.memory)) + 2
-        left = [
-            f"{name:<19}{readable_time(value):>9}{100 * value / total:>6.1f} %"
-            for name, value in self.time.items()
-        ]
-        right = [f"{name:<{width}}{readable_size(value):>12}" for name, value in self.memory.items()]
-        right.append(f"limit: {self.limit}")
-        for one, other in zip_longest(left, right, fillvalue=""):
-            yield f"  {one:<36}    {other}".rstrip()
-        if self.collectives:
-            yield f"  {'collectives of a rank':<26}{_columns(self.heads)}"
-        yield from (
-            f"    {_named(each):<24}{_columns(each.cells)}" for each in self.collectives[:MOST_COLLECTIVES]
-        )
-        if self.others:
-            yield "  next best"
-        for point in self.others:
-            seconds, size = readable_time(point.seconds), readable_size(point.memory_bytes)
-            yield f"    {seconds:>9}{size:>12}  {point.change}"
-        if self.refused:
-            yield "  one step away"
-        shown = self.refused[:MOST_REFUSED]
-        widest = min(WIDEST_CHANGE, max((len(change) for change, _ in shown), default=0))
-        yield from (f"    {change:<{widest}}  {why}" for change, why in shown)
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """Of the columns of collectives."""
-        known = any(each.exposed is not None for each in self.collectives)
-        return ("ranks", "bytes", "calls", "time", *["not hidden"] * known)
-
-    def _head(self) -> Iterator[str]:
-        state = "fits" if self.fits else '<span class="bad">DOES NOT FIT</span>'
-        held, limit = readable_size(self.chosen.memory_bytes), readable_size(self.limit_bytes)
-        used = f"{held} of {limit} on the fullest rank"
-        yield '<!DOCTYPE html>\n<html lang="en">\n<meta charset="utf-8">'
-        yield '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        yield f"<title>{escape(self.title)}</title>\n<style>{STYLE}</style>"
-        yield f"<h1>{escape(self.title)}</h1>\n<p><code>{escape(self.chosen.name)}</code></p>"
-        yield f"<p>{readable_time(self.chosen.seconds)} a step. {used}: {state}.</p>"
-        yield from (f"<p>{escape(line)}</p>" for line in self.summary)
-
-    def _trade(self) -> Iterator[str]:
-        yield "<h2>Time over memory</h2>"
-        title = f"{len(self.points):,} plans: seconds of a step over memory of a rank"
-        yield trade_svg(title, self.chosen, self.points, self.limit_bytes, self.groups)
-
-    def _parts(self) -> Iterator[str]:
-        yield '<div class="two">'
-        for title, parts, shown in (
-            ("A step", self.time, readable_time),
-            ("Memory", self.memory, readable_size),
-        ):
-            total = sum(parts.values()) or 1.0
-            yield f"<div><h2>{title}</h2><table>"
-            for name, value in ((name, value) for name, value in parts.items() if value):
-                bar = f'<div class="bar" style="width:{100 * max(0.0, value) / total:.1f}%"></div>'
-                yield _row([escape(name), shown(value), f"{value / total:.1%}", bar], numbers=(1, 2))
-            yield "</table></div>"
-        yield "</div>"
-
-    def _tables(self) -> Iterator[str]:
-        if self.collectives:
-            yield "<h2>Collectives of a rank</h2><table>"
-            yield _row(("collective", *self.heads), numbers=range(1, 6), cell="th")
-            for each in self.collectives:
-                yield _row([escape(_named(each)), *each.cells], numbers=range(1, 6))
-            yield "</table>"
-        if self.others:
-            yield "<h2>Next best</h2><table>"
-            for point in self.others:
-                texts = [readable_time(point.seconds), readable_size(point.memory_bytes), escape(point.name)]
-                yield _row(texts, numbers=(0, 1))
-            yield "</table>"
-        if self.refused:
-            yield "<h2>One step away</h2><table>"
-            yield from (_row([escape(text) for text in each]) for each in self.refused)
-            yield "</table>"
-
-
-def _named(each: PricedCollective) -> str:
+def named(each: PricedCollective) -> str:
+    """Its row's head."""
     return f"{each.collective} ({each.axis})"
 
 
-def _columns(texts: Sequence[str]) -> str:
+def columns(texts: Sequence[str]) -> str:
+    """Cells of collectives as text."""
     return "".join(f"{text:>{width}}" for text, width in zip(texts, COLUMNS, strict=False))
 
 
-def _row(texts: Sequence[str], *, numbers: Sequence[int] = (), cell: str = "td") -> str:
+def row(texts: Sequence[str], *, numbers: Sequence[int] = (), cell: str = "td") -> str:
+    """A row of a table of HTML. `numbers`: columns at the right."""
     cells = "".join(
         f"<{cell}{' class=n' if at in numbers else ''}>{text}</{cell}>" for at, text in enumerate(texts)
     )

@@ -31,19 +31,6 @@ from unisono.planner.hardware import Hardware, Interconnect, LinkRate
 from unisono.planner.stages import expert_rows, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = [
-    "ContextExchange",
-    "ExpertExchange",
-    "GroupPrices",
-    "RankLayout",
-    "collective_s",
-    "context_exchange",
-    "expert_exchange",
-    "interconnect_of",
-    "message_s",
-    "places_hit",
-]
-
 FACTORS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 """Passes over the ring."""
 
@@ -78,33 +65,23 @@ def collective_s(
     """Seconds of a collective on a buffer of `nbytes`; `share` is that of the links' rates which it gets.
 
     Cost: each pass moves (p-1)/p x nbytes for p ranks of a host over their inner links, and for p hosts over
-    the ports of the group's ranks. Segments overlap the two, so the longer one counts.
+    the ports of the group's ranks. Segments overlap the two, so the longer one counts. An all-to-all moves
+    (each-1)/p x nbytes over the inner links and (p-each)/p x nbytes over the port, for `each` of p ranks on a
+    host; a message to each rank.
     """
-    if collective == "all_to_all":
-        return _all_to_all_s(layout, nbytes, links, share)
-    size, passes = layout.size, FACTORS[collective]
+    size, each = layout
     if size == 1 or not nbytes:
         return 0.0
-    each, hosts = layout.per_host, -(-size // layout.per_host)
+    if collective == "all_to_all":
+        inner = (each - 1) / size / links.inside.bytes_per_s
+        outer = (size - each) / size / links.between.bytes_per_s
+        latency = links.between.latency_s if size > each else links.inside.latency_s
+        return nbytes * max(inner, outer) / share + latency
+    passes, hosts = FACTORS[collective], -(-size // each)
     inner = (each - 1) / each / links.inside.bytes_per_s
     outer = (hosts - 1) / hosts / (links.between.bytes_per_s * each)
     latency = _steps(each) * links.inside.latency_s + _steps(hosts) * links.between.latency_s
     return passes * (nbytes * max(inner, outer) / share + latency)
-
-
-def _all_to_all_s(layout: RankLayout, nbytes: float, links: Interconnect, share: float) -> float:
-    """Seconds of an all-to-all in which each rank has `nbytes`, as much for each rank of the group.
-
-    Cost: (each-1)/p x nbytes over the inner links and (p-each)/p x nbytes over the port, both at once, for
-    `each` of p ranks on a host; a message to each rank.
-    """
-    size, each = layout.size, layout.per_host
-    if size == 1 or not nbytes:
-        return 0.0
-    inner = (each - 1) / size / links.inside.bytes_per_s
-    outer = (size - each) / size / links.between.bytes_per_s
-    latency = links.between.latency_s if size > each else links.inside.latency_s
-    return nbytes * max(inner, outer) / share + latency
 
 
 def message_s(nbytes: float, links: Interconnect, share: float, *, inside: bool) -> float:
@@ -211,22 +188,14 @@ class GroupPrices:
 
 
 class ContextExchange(NamedTuple):
-    """What attention of a layer and a micro-batch sends on one rank.
+    """What attention of a layer and a micro-batch sends on one rank."""
 
-    Attributes:
-        by_heads: or else as a ring.
-        nbytes: of all four all-to-alls of a pass, or of the keys and values of one hop.
-        pass_s: seconds of the four, or of a hop.  gradient_s: of a hop of gradients.
-        hops: of a pass; 0 by heads.
-        buffer_bytes: of what is sent and received.
-    """
-
-    by_heads: bool
-    nbytes: float
-    pass_s: float
-    gradient_s: float
-    hops: int
-    buffer_bytes: float
+    by_heads: bool  # or else as a ring
+    nbytes: float  # of all four all-to-alls of a pass, or of the keys and values of one hop
+    pass_s: float  # seconds of the four, or of a hop
+    gradient_s: float  # of a hop of gradients
+    hops: int  # of a pass; 0 by heads
+    buffer_bytes: float  # of what is sent and received
 
     def forward_s(self, core_s: float) -> float:
         """Seconds that are waited for beside `core_s` of attention."""
@@ -264,19 +233,12 @@ def context_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) 
     return exchanged if 2 * pass_s <= ring_s else ring
 
 
-class ExpertExchange(NamedTuple):
-    """One all-to-all of a layer and a micro-batch: bytes that a rank sends, and its seconds."""
-
-    nbytes: float
-    seconds: float
-
-
-def expert_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) -> ExpertExchange:
-    """What one of the four all-to-alls of a layer takes: two forward, two backward."""
+def expert_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) -> tuple[float, float]:
+    """Bytes that a rank sends in one of a layer's four all-to-alls, two forward and two backward; seconds."""
     size, stride = plan.expert, plan.tensor * plan.context
     if job.dispatch == "experts":
         nbytes = job.width * expert_rows(plan, job) * job.shape.hidden / plan.tensor
-        return ExpertExchange(nbytes, prices.collective_s("all_to_all", size, stride, nbytes))
+        return nbytes, prices.collective_s("all_to_all", size, stride, nbytes)
     mixed, each = job.shape.mixed, prices.ranks_of_host(size, stride)
     hosts = math.ceil(size / each)
     # A token's experts have to have room on the hosts that the router allows.
@@ -286,7 +248,7 @@ def expert_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) -
     row = job.width * sequence_part(plan, job) * job.shape.hidden / plan.tensor
     row *= job.imbalance
     outside, inside = on_hosts * (hosts - 1) / hosts * row, on_ranks * (each - 1) / each * row
-    return ExpertExchange(outside + inside, prices.two_level_s(inside, outside))
+    return outside + inside, prices.two_level_s(inside, outside)
 
 
 @lru_cache(maxsize=4096)

@@ -18,18 +18,6 @@ from unisono.engine.costs.machine import cache_file, complaint, identity, read_f
 from unisono.engine.environment.env import Settings
 from unisono.planner.operator_costs import OperatorCosts, roofline
 
-__all__ = [
-    "ComputeCalibration",
-    "LoadedCompute",
-    "Measurement",
-    "RuntimeCosts",
-    "SharedSteps",
-    "compute_file",
-    "keep_compute",
-    "middle",
-    "recall_compute",
-]
-
 VERSION = 9
 """Of the file's format."""
 
@@ -39,33 +27,21 @@ MOST_TIMES = 9
 
 
 class RuntimeCosts(msgspec.Struct, frozen=True):
-    """What the runtime of parallel training adds to the operators. Seconds on one of the ranks.
+    """What the runtime of parallel training adds to the operators. Seconds on one of the ranks."""
 
-    Attributes:
-        step_s: a step, on one rank alone.  agree_s: more, where ranks agree on the loss.
-        micro_s: a micro-batch.
-        parameter_s: a parameter in a bucket of gradients (zero=0).  bucket_s: a bucket.
-        unit_s: a unit that is gathered, reduced and resharded once, under zero 1 to 3.
-        unit_parameter_s: more for each of its parameters.  low_parameter_s: the same in 16 bits.
-        passed_s: a unit, in a micro-batch that neither gathers nor reduces it.
-        unit_byte_s: more for each of its bytes: copies into and out of buffers, which are new memory.
-        recompute_s: a unit that backward computes again.
-        message_s: a message between stages, at one end.  move_s: a collective of the tensor axis.
-    """
-
-    step_s: float = 1e-4
-    agree_s: float = 1.5e-4
-    micro_s: float = 1e-4
-    parameter_s: float = 6e-6
-    bucket_s: float = 8e-5
-    unit_s: float = 5e-4
-    unit_parameter_s: float = 0.0
-    low_parameter_s: float = 0.0
-    passed_s: float = 0.0
-    unit_byte_s: float = 4e-10
-    recompute_s: float = 1.5e-4
-    message_s: float = 8e-5
-    move_s: float = 5e-5
+    step_s: float = 1e-4  # a step, on one rank alone
+    agree_s: float = 1.5e-4  # more, where ranks agree on the loss
+    micro_s: float = 1e-4  # a micro-batch
+    parameter_s: float = 6e-6  # a parameter in a bucket of gradients (zero=0)
+    bucket_s: float = 8e-5  # a bucket
+    unit_s: float = 5e-4  # a unit that is gathered, reduced and resharded once, under zero 1 to 3
+    unit_parameter_s: float = 0.0  # more for each of its parameters
+    low_parameter_s: float = 0.0  # the same in 16 bits
+    passed_s: float = 0.0  # a unit, in a micro-batch that neither gathers nor reduces it
+    unit_byte_s: float = 4e-10  # more for each of its bytes: copies into and out of new memory
+    recompute_s: float = 1.5e-4  # a unit that backward computes again
+    message_s: float = 8e-5  # a message between stages, at one end
+    move_s: float = 5e-5  # a collective of the tensor axis
 
 
 SIGNED = ("sharded_s", "alone_s", "low_parameter_s")
@@ -73,37 +49,21 @@ SIGNED = ("sharded_s", "alone_s", "low_parameter_s")
 
 
 class SharedSteps(msgspec.Struct, frozen=True):
-    """What training together takes beside the sum of its costs, as steps of reference models show it.
+    """What training together takes beside the sum of its costs, as steps of reference models show it."""
 
-    Attributes:
-        ranks: of a host, which trained.
-        scale: of operators under plans whose ranks meet at the end of a step.
-        cut_scale: the same where they wait for each other at each operator, under tensor.
-        stage_scale: the same under a pipeline.
-        step_s: seconds more of a step.  sharded_s: the same where data ranks share parameters, and
-        alone_s: where no data ranks meet. These may be less than 0.
-        again_s: of each operator that backward computes again and autograd follows.
-        split_s: of each module with weights, in each of the two passes of a split backward.
-        turn_s: of each collective within a step, as those of the tensor axis.
-        message_s: of each end of a message between stages.
-        replay_s: of each operator of forward that runs from a recorded program, as under `context`.
-        low_parameter_s: of each parameter of a unit in 16 bits that is gathered and reduced; may be less
-        than 0.
-    """
-
-    ranks: int
-    scale: float = 1.0
-    cut_scale: float = 1.0
-    stage_scale: float = 1.0
-    step_s: float = 0.0
-    sharded_s: float = 0.0
-    alone_s: float = 0.0
-    again_s: float = 0.0
-    split_s: float = 0.0
-    turn_s: float = 0.0
-    message_s: float = 0.0
-    replay_s: float = 0.0
-    low_parameter_s: float = 0.0
+    ranks: int  # of a host, which trained
+    scale: float = 1.0  # of operators under plans whose ranks meet at the end of a step
+    cut_scale: float = 1.0  # the same where they wait for each other at each operator, under tensor
+    stage_scale: float = 1.0  # the same under a pipeline
+    step_s: float = 0.0  # seconds more of a step
+    sharded_s: float = 0.0  # the same where data ranks share parameters; it may be less than 0
+    alone_s: float = 0.0  # the same where no data ranks meet; it may be less than 0
+    again_s: float = 0.0  # of each operator that backward computes again and autograd follows
+    split_s: float = 0.0  # of each module with weights, in each of the two passes of a split backward
+    turn_s: float = 0.0  # of each collective within a step, as those of the tensor axis
+    message_s: float = 0.0  # of each end of a message between stages
+    replay_s: float = 0.0  # of each operator of forward that runs from a recorded program, as under `context`
+    low_parameter_s: float = 0.0  # of each parameter of a gathered unit in 16 bits; it may be less than 0
 
     def towards(self, other: SharedSteps, ranks: int) -> SharedSteps:
         """For so many ranks, on the line through both: with each rank more, all wait for one more."""
@@ -152,26 +112,26 @@ def _middle(values: Sequence[Any]) -> Any:
 
 
 class ComputeCalibration(msgspec.Struct, frozen=True):
-    """A machine in training.
+    """A machine in training."""
 
-    Attributes:
-        machine: which one, see `engine.costs.machine.identity`; "" where nothing was measured.
-        torch: the version of PyTorch that was measured.  measured: when.
-        cores: that processes may use.
-        settings: one for each number of ranks that shared the cores, fewest first.
-        shared: the same for steps; (): not measured.
-        times: all measurements, oldest first, of which `settings`, `runtime` and `shared` are the medians.
-    """
-
-    machine: str
-    torch: str
-    measured: str
-    cores: int
-    settings: tuple[OperatorCosts, ...]
+    machine: str  # which one, see `engine.costs.machine.identity`; "" where nothing was measured
+    torch: str  # the version of PyTorch that was measured
+    measured: str  # when
+    cores: int  # that processes may use
+    settings: tuple[OperatorCosts, ...]  # one for each number of ranks that shared the cores, fewest first
     runtime: RuntimeCosts = RuntimeCosts()
-    shared: tuple[SharedSteps, ...] = ()
+    shared: tuple[SharedSteps, ...] = ()  # the same for steps; (): not measured
+    # All measurements, oldest first, of which `settings`, `runtime` and `shared` are the medians.
     times: tuple[Measurement, ...] = ()
     version: int = VERSION
+
+    @property
+    def sane(self) -> bool:
+        """Whether its numbers are those of some machine."""
+        parts = bool(self.settings) and all(each.sane for each in self.settings)
+        parts = parts and all(each.sane for each in self.shared)
+        runtime = msgspec.structs.astuple(self.runtime)
+        return self.cores >= 1 and parts and all(0 <= each < 10 for each in runtime)
 
     @property
     def measured_here(self) -> bool:
@@ -236,33 +196,19 @@ def recall_compute(settings: Settings, torch: str) -> LoadedCompute:
     note = ""
     try:
         file = compute_file(settings, torch)
+        found = None
         if file is not None:
-            found, note = _load(file, torch)
-            if found is not None:
+            found, note = read_figures(file, _decode, MOST_BYTES)
+        if found is not None:
+            ours = (found.version, found.machine, found.torch) == (VERSION, identity(), torch)
+            note = complaint(str(file), ours=ours, sane=found.sane)
+            if not note:
                 return LoadedCompute(found, str(file))
     except OSError as error:
         note = str(error)
     machine = recall(settings).calibration
     every = tuple(roofline(machine, ranks) for ranks in sorted({1, machine.cores}))
     return LoadedCompute(ComputeCalibration("", torch, "", machine.cores, every), "a roofline", note)
-
-
-def _load(file: Path, torch: str) -> tuple[ComputeCalibration | None, str]:
-    found, note = read_figures(file, _decode, MOST_BYTES)
-    if found is None:
-        return None, note
-    note = complaint(
-        file,
-        ours=(found.version, found.machine, found.torch) == (VERSION, identity(), torch),
-        sane=bool(
-            found.cores >= 1
-            and found.settings
-            and all(each.sane for each in found.settings)
-            and all(each.sane for each in found.shared)
-            and all(0 <= each < 10 for each in msgspec.structs.astuple(found.runtime))
-        ),
-    )
-    return (None if note else found), note
 
 
 def keep_compute(calibration: ComputeCalibration, file: Path) -> None:

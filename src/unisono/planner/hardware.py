@@ -22,23 +22,6 @@ from unisono.networks.places import At, DescriptionError, line_of
 from unisono.networks.quantities import bytes_per_s, nbytes, readable_size, seconds
 from unisono.networks.toml import tables_of, text_of
 
-__all__ = [
-    "Cluster",
-    "Efficiency",
-    "Hardware",
-    "HostKind",
-    "HostMemory",
-    "Hosts",
-    "Interconnect",
-    "KindRanks",
-    "LinkRate",
-    "described",
-    "find_cluster",
-    "find_hardware",
-    "shipped",
-    "slowest",
-]
-
 FOLDER = Path(__file__).parent / "shipped"
 LEAST_FLOPS, LEAST_RATE, MOST_RATE, MOST_S = 1e6, 1e3, 1e24, 60.0
 """Of accelerators, memory and links: FLOP/s, bytes per second, and seconds of a latency or a kernel."""
@@ -451,7 +434,7 @@ def find_cluster(hosts: Hosts) -> Cluster:
         file = Path(hosts)
         kinds = described(file, lambda tables: _kinds(tables, file.parent))
     elif isinstance(hosts, str):
-        kinds = [_pair(_entry(text.strip())) for text in hosts.split(",")]
+        kinds = list(map(_pair, hosts.split(",")))
     elif isinstance(hosts, (list, tuple)):
         kinds = list(map(_pair, hosts))
     else:
@@ -464,14 +447,11 @@ def find_cluster(hosts: Hosts) -> Cluster:
     return found
 
 
-def _entry(text: str) -> tuple[int, str]:
-    found = ENTRY.fullmatch(text)
-    if not found:
-        raise ValueError(f"hosts: {text!r}, expected such as 4xa100-80g,2xh100-80g, or a file")
-    return int(found[1]), found[2]
-
-
 def _pair(each: object) -> HostKind:
+    if isinstance(each, str):
+        if (found := ENTRY.fullmatch(each.strip())) is None:
+            raise ValueError(f"hosts: {each.strip()!r}, expected such as 4xa100-80g,2xh100-80g, or a file")
+        each = int(found[1]), found[2]
     if not isinstance(each, (list, tuple)) or len(each) != 2:
         raise TypeError(f"hosts: {each!r} is no pair (count, hardware)")
     count, hardware = int(whole(each[0], "hosts: a count", 1, MOST_HOSTS)), each[1]

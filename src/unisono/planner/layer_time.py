@@ -6,7 +6,6 @@ and its bytes. The other operators take their bytes. Each kernel takes a constan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from unisono.planner.choice_page import PricedCollective
@@ -20,16 +19,6 @@ from unisono.planner.hardware import Hardware
 from unisono.planner.shape import TransformerShape
 from unisono.planner.stages import RankLayers, expert_rows, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
-
-__all__ = [
-    "ComputeTime",
-    "LayerCompute",
-    "LayerPrices",
-    "LayerTime",
-    "layer_compute",
-    "output_compute",
-    "update_s",
-]
 
 OTHER_KERNELS = 12
 """Of a layer, forward and backward each: norms, dropout with addition, activation, transposes, softmax."""
@@ -203,25 +192,17 @@ def update_s(elements: float, job: TrainingJob) -> float:
 
 
 class LayerTime(NamedTuple):
-    """Seconds of some layers and a micro-batch, by cause and by pass.
+    """Seconds of some layers and a micro-batch, by cause and by pass."""
 
-    Attributes:
-        matrix, other: matrix products and other operators, forward and backward.
-        tensor, context, experts: collectives that are waited for, forward and backward.
-        again: what backward computes again, with its collectives.
-        forward, backward: the passes, without `again`.
-        weights: of backward, the gradients of weights.
-    """
-
-    matrix: float = 0.0
-    other: float = 0.0
-    tensor: float = 0.0
-    context: float = 0.0
-    experts: float = 0.0
-    again: float = 0.0
-    forward: float = 0.0
-    backward: float = 0.0
-    weights: float = 0.0
+    matrix: float = 0.0  # matrix products, forward and backward
+    other: float = 0.0  # other operators, likewise
+    tensor: float = 0.0  # collectives that are waited for, likewise
+    context: float = 0.0  # of the context axis
+    experts: float = 0.0  # of rows of experts
+    again: float = 0.0  # what backward computes again, with its collectives
+    forward: float = 0.0  # the pass
+    backward: float = 0.0  # the pass, without `again`
+    weights: float = 0.0  # of backward, the gradients of weights
 
     @property
     def total(self) -> float:
@@ -229,20 +210,24 @@ class LayerTime(NamedTuple):
         return self.forward + self.backward + self.again
 
 
-class _LayerExchange(NamedTuple):
-    """Calls of a layer: `forward` of them, and `again` so many where forward is computed again.
+class _Pass(NamedTuple):
+    """Calls of a layer in one pass, their seconds, and those of them that nothing hides."""
 
-    `waited` are those backward that nothing hides, of `backward`; each takes `seconds`.
-    """
+    calls: float
+    seconds: float
+    waited_s: float
+
+
+class _LayerExchange(NamedTuple):
+    """Calls of one kind of a layer. `again`: backward computes again what has those of forward."""
 
     collective: str
     axis: str
     size: int
     nbytes: float
-    seconds: float
-    forward: int
-    backward: int
-    waited: int
+    forward: _Pass
+    backward: _Pass
+    again: bool
 
 
 class LayerPrices:
@@ -280,38 +265,23 @@ class LayerPrices:
     def collectives(self, plan: TrainingPlan, layers: RankLayers) -> list[PricedCollective]:
         """Those of a step in these layers, except of the data axis and the pipeline."""
         found = []
-        full, steps = plan.recompute == "full", plan.micro_batches(self.job.batch)
         for number, experts in layers.kinds:
-            count = steps * number
-            for each in self._exchanges(plan, experts=experts):
-                calls = each.forward * (1 + full) + each.backward
-                waited = (each.forward * (1 + full) + each.waited) * each.seconds
-                if each.axis == "expert":
-                    waited *= self._exposed(plan)
-                found.append(
-                    PricedCollective(
-                        each.collective, each.axis, each.size, each.nbytes, calls * count,
-                        calls * count * each.seconds, waited * count,
-                    )
-                )  # fmt: skip
-            if plan.context > 1:
-                found += self._context_calls(plan, count, experts=experts)
+            count = plan.micro_batches(self.job.batch) * number
+            for each in self._exchanges(plan, experts=experts)[1]:
+                passes = zip(each.forward, each.backward, strict=True)
+                sums = (count * (there * (1 + each.again) + back) for there, back in passes)
+                found.append(PricedCollective(*each[:4], *sums))
         return found
 
     # ---- parts -------------------------------------------------------------------------------------------
 
     def _priced(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
-        exchange, compute = self._compute(plan, experts=experts)
-        passes = {"tensor": [0.0, 0.0], "expert": [0.0, 0.0]}
-        for each in self._exchanges(plan, experts=experts):
-            passes[each.axis][0] += each.forward * each.seconds
-            passes[each.axis][1] += each.waited * each.seconds
-        there = exchange.forward_s(compute.core.total_s)
-        back = exchange.backward_s(compute.core_backward.total_s)
-        (tensor, tensor_back), (rows, rows_back) = passes["tensor"], passes["expert"]
-        if rows and self._hidden(plan, experts=experts):
-            share = _waited_share(rows + rows_back, compute.forward.total_s + compute.backward.total_s)
-            rows, rows_back = share * rows, share * rows_back
+        compute, exchanges = self._exchanges(plan, experts=experts)
+        waited = {axis: [0.0, 0.0] for axis in ("tensor", "context", "expert")}
+        for each in exchanges:
+            waited[each.axis][0] += each.forward.waited_s
+            waited[each.axis][1] += each.backward.waited_s
+        (tensor, tensor_back), (there, back), (rows, rows_back) = waited.values()
         forward = compute.forward.total_s + tensor + there + rows
         again = {"none": 0.0, "selective": compute.core.total_s + there, "full": forward}[plan.recompute]
         return LayerTime(
@@ -326,71 +296,66 @@ class LayerPrices:
             weights=compute.weights_s,
         )
 
-    def _compute(self, plan: TrainingPlan, *, experts: bool) -> tuple[ContextExchange, LayerCompute]:
-        """What attention exchanges, and what a layer computes with it."""
-        exchange = context_exchange(plan, self.job, self.prices)
-        return exchange, layer_compute(self.job, plan, experts=experts, hops=exchange.hops)
-
-    def _exchanges(self, plan: TrainingPlan, *, experts: bool) -> Iterator[_LayerExchange]:
-        """Of the tensor axis, and of ranks that spread experts.
+    def _exchanges(self, plan: TrainingPlan, *, experts: bool) -> tuple[LayerCompute, list[_LayerExchange]]:
+        """What a layer computes, and what it sends: of the tensor axis, of experts, of a context axis.
 
         Attention and MLP end forward with a sum, and backward with that of the gradients, which hides behind
         those of the weights. With sequence=yes sums are scattered, and inputs are gathered; backward gathers
         them once more. Rows of experts go to their ranks and back, a part over each tensor rank, which gather
         them there.
         """
-        job = self.job
+        job, found = self.job, list[_LayerExchange]()
+        context = context_exchange(plan, job, self.prices)
+        compute = layer_compute(job, plan, experts=experts, hops=context.hops)
         values = job.width * sequence_part(plan, job) * job.shape.hidden
-        spread = experts and plan.expert > 1
         sums = [(values, 2)]
-        if spread:
+        if experts and plan.expert > 1:
             rows = job.width * expert_rows(plan, job) * job.shape.hidden
             sums = [(values, 2 if job.shape.mixed.shared_ffn else 1), (rows, 1)]
-            once = expert_exchange(plan, job, self.prices)
-            yield _LayerExchange("all_to_all", "expert", plan.expert, *once, 2, 2, 2)
-        if plan.tensor == 1:
-            return
-        for nbytes, count in sums:
+            nbytes, once = expert_exchange(plan, job, self.prices)
+            share = 1.0
+            if self._hidden(plan, experts=True):  # beside the compute of another micro-batch
+                busy = compute.forward.total_s + compute.backward.total_s
+                share = max(0.0, 1 - busy / (4 * once)) if once else 0.0
+            each = _Pass(2, 2 * once, share * (2 * once))
+            full = plan.recompute == "full"
+            found.append(_LayerExchange("all_to_all", "expert", plan.expert, nbytes, each, each, full))
+        for nbytes, count in sums if plan.tensor > 1 else ():
             if plan.sequence:
-                yield self._of_tensor("reduce_scatter", plan, nbytes, count, count, count)
-                yield self._of_tensor("all_gather", plan, nbytes, count, 2 * count, count)
+                found.append(self._of_tensor("reduce_scatter", plan, nbytes, count, count, count))
+                found.append(self._of_tensor("all_gather", plan, nbytes, count, 2 * count, count))
             else:
                 waited = count if plan.schedule == "zb-h1" else 0
-                yield self._of_tensor("all_reduce", plan, nbytes, count, count, waited)
+                found.append(self._of_tensor("all_reduce", plan, nbytes, count, count, waited))
+        if plan.context > 1:
+            found.append(_of_context(plan, context, compute))
+        return compute, found
 
-    def _of_tensor(self, name: str, plan: TrainingPlan, nbytes: float, *calls: int) -> _LayerExchange:
-        seconds = self.prices.collective_s(name, plan.tensor, 1, nbytes)
-        return _LayerExchange(name, "tensor", plan.tensor, nbytes, seconds, *calls)
+    def _of_tensor(
+        self, name: str, plan: TrainingPlan, nbytes: float, forward: int, backward: int, waited: int
+    ) -> _LayerExchange:
+        once = self.prices.collective_s(name, plan.tensor, 1, nbytes)
+        there = _Pass(forward, forward * once, forward * once)
+        back = _Pass(backward, backward * once, waited * once)
+        return _LayerExchange(name, "tensor", plan.tensor, nbytes, there, back, plan.recompute == "full")
 
     def _hidden(self, plan: TrainingPlan, *, experts: bool) -> bool:
         """Whether rows of experts travel during compute: that of another micro-batch."""
         job = self.job
         return job.expert_overlap and experts and plan.expert > 1 and plan.micro_batches(job.batch) > 1
 
-    def _exposed(self, plan: TrainingPlan) -> float:
-        """The share of the time of rows of experts that is waited for."""
-        if not self._hidden(plan, experts=True):
-            return 1.0
-        once, (_, compute) = expert_exchange(plan, self.job, self.prices), self._compute(plan, experts=True)
-        return _waited_share(4 * once.seconds, compute.forward.total_s + compute.backward.total_s)
 
-    def _context_calls(self, plan: TrainingPlan, count: int, *, experts: bool) -> Iterator[PricedCollective]:
-        """Of a ring or an exchange of heads."""
-        exchange, compute = self._compute(plan, experts=experts)
-        there = exchange.forward_s(compute.core.total_s) * (1 + (plan.recompute != "none"))
-        waited = there + exchange.backward_s(compute.core_backward.total_s)
-        passes = 2 + (plan.recompute != "none")
-        if exchange.by_heads:
-            seconds, calls, name = passes * exchange.pass_s, 4 * passes, "all_to_all"
-            nbytes = exchange.nbytes / 4
-        else:
-            seconds = passes * exchange.hops * exchange.pass_s + (exchange.hops + 1) * exchange.gradient_s
-            calls, name, nbytes = passes * exchange.hops + exchange.hops + 1, "send", exchange.nbytes
-        yield PricedCollective(
-            name, "context", plan.context, nbytes, calls * count, seconds * count, waited * count
-        )
-
-
-def _waited_share(rows_s: float, compute_s: float) -> float:
-    """Of rows of experts beside the compute of a layer, forward and backward."""
-    return max(0.0, 1 - compute_s / rows_s) if rows_s else 0.0
+def _of_context(plan: TrainingPlan, exchange: ContextExchange, compute: LayerCompute) -> _LayerExchange:
+    """Of a ring, or an exchange of heads in four calls."""
+    forward_s = exchange.forward_s(compute.core.total_s)
+    backward_s = exchange.backward_s(compute.core_backward.total_s)
+    hops, once = exchange.hops, exchange.pass_s
+    if exchange.by_heads:
+        name, nbytes = "all_to_all", exchange.nbytes / 4
+        forward, backward = _Pass(4, once, forward_s), _Pass(4, once, backward_s)
+    else:
+        name, nbytes, ring_s = "send", exchange.nbytes, hops * once
+        gradients_s = (hops + 1) * exchange.gradient_s
+        forward = _Pass(hops, ring_s, forward_s)
+        backward = _Pass(2 * hops + 1, ring_s + gradients_s, backward_s)
+    return _LayerExchange(name, "context", plan.context, nbytes, forward, backward, plan.recompute != "none")

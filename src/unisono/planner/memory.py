@@ -16,8 +16,6 @@ from unisono.planner.shape import TransformerShape
 from unisono.planner.stages import in_flight, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["MemoryModel", "MemoryUse", "RankElements", "layer_activations", "model_states"]
-
 
 def layer_activations(
     shape: TransformerShape,
@@ -75,25 +73,15 @@ LOGIT_BYTES = 4
 
 
 class MemoryUse(NamedTuple):
-    """Bytes of one rank, by cause.
+    """Bytes of one rank, by cause."""
 
-    Attributes:
-        parameters, gradients, moments: of its layers and tables; moments with the f32 copy of parameters.
-            Of the only micro-batch those that are there at the peak: none at the loss.
-        activations: what its layers keep for backward, of all micro-batches in flight.
-        recomputed: one layer's activations while they are computed again.
-        ends: activations of the embedding, the output matrix and the loss.
-        buffers: whole parameters or gradients of the layers or tables at work (ZeRO, swapping); messages of
-            stages, of a context axis, and of experts; what a codec keeps of errors.
-    """
-
-    parameters: float
-    gradients: float
-    moments: float
-    activations: float
-    recomputed: float
-    ends: float
-    buffers: float
+    parameters: float  # of its layers and tables
+    gradients: float  # of the only micro-batch those at the peak: none at the loss
+    moments: float  # with the f32 copy of parameters
+    activations: float  # what its layers keep for backward, of all micro-batches in flight
+    recomputed: float  # one layer's activations while they are computed again
+    ends: float  # activations of the embedding, the output matrix and the loss
+    buffers: float  # of ZeRO, swapping, codecs; messages of stages, of a context axis, and of experts
 
     @property
     def total(self) -> int:
@@ -155,25 +143,17 @@ def model_states(elements: RankElements, plan: TrainingPlan, job: TrainingJob) -
 
 
 class RankParts(NamedTuple):
-    """What a rank of the pipeline has however its states are shared, swapped and coded; bytes and elements.
-
-    Attributes:
-        kept, again, ends: activations of its layers, of a layer that is computed again, and of the ends.
-        loss: what an eager loss has beside them while it is computed.
-        messages: buffers of what it sends and receives.
-        layer, largest: elements of its largest layer, and of its largest unit: a table is one, too.
-        of_layers: elements of all its layers.
-    """
+    """What a rank of the pipeline has, however states are shared, swapped and coded: bytes and elements."""
 
     elements: RankElements
-    kept: float
-    again: float
-    ends: float
-    loss: float
-    messages: float
-    layer: float
-    largest: float
-    of_layers: float
+    kept: float  # activations of its layers
+    again: float  # those of a layer that is computed again
+    ends: float  # those of the ends
+    loss: float  # what an eager loss has beside them while it is computed
+    messages: float  # buffers of what it sends and receives
+    layer: float  # elements of its largest layer
+    largest: float  # those of its largest unit: a table is one, too
+    of_layers: float  # elements of all its layers
 
 
 class MemoryModel:
@@ -187,9 +167,7 @@ class MemoryModel:
     def missing_of_host(self, plan: TrainingPlan, elements: RankElements) -> int:
         """What is missing of the host's memory; 0, or less: what the rank swaps has room."""
         host = self.job.hardware.host
-        return (
-            0 if plan.swap == "none" or host is None else ceil(self.host_bytes(plan, elements)) - host.nbytes
-        )
+        return 0 if host is None else ceil(self.host_bytes(plan, elements)) - host.nbytes
 
     def host_bytes(self, plan: TrainingPlan, elements: RankElements) -> float:
         """What a rank has in host memory."""
@@ -228,13 +206,6 @@ class MemoryModel:
             width = 0 if only_data else job.width + gradient_bytes
         shared = elements.common + elements.experts * min(plan.expert, plan.copies)
         return width * shared / plan.copies
-
-    def elements(self, plan: TrainingPlan, rank: int) -> RankElements:
-        """Those of a rank's layers, and of the tables of an end."""
-        layers, each = layers_of_rank(self.job.shape, plan, rank), self._layer_elements(plan)
-        ends = ends_elements(self.job.shape, plan, first=rank == 0, last=rank == plan.pipeline - 1)
-        common = layers.dense * each.dense + layers.mixed * each.mixed + ends
-        return RankElements(common, layers.mixed * each.experts)
 
     # ---- parts -------------------------------------------------------------------------------------------
 
@@ -285,24 +256,21 @@ class MemoryModel:
             ) * values + LOGIT_BYTES * tokens * job.shape.vocab / plan.tensor
         return kept, again, ends
 
-    def _loss(self, plan: TrainingPlan, rank: int) -> float:
-        """What an eager loss has on a rank beside the logits in f32."""
-        if rank < plan.pipeline - 1:
-            return 0.0
-        job = self.job
-        return (job.logit_bytes - LOGIT_BYTES) * sequence_part(plan, job) * job.shape.vocab / plan.tensor
-
     def part(self, plan: TrainingPlan, rank: int) -> RankParts:
         """That of one rank of a pipeline."""
-        layers, each = layers_of_rank(self.job.shape, plan, rank), self._layer_elements(plan)
+        job, first, last = self.job, rank == 0, rank == plan.pipeline - 1
+        layers, each = layers_of_rank(job.shape, plan, rank), self._layer_elements(plan)
         layer = each.largest if layers.mixed else each.dense
-        at_end = rank in (0, plan.pipeline - 1)
-        largest = max(layer, self.job.shape.table(plan.tensor)) if at_end else layer
+        largest = max(layer, job.shape.table(plan.tensor)) if first or last else layer
         kept, again, ends = self._kept(plan, rank)
         messages = self._message_bytes(plan, experts=layers.mixed > 0)
-        of_layers = layers.dense * each.dense + layers.mixed * (each.mixed + each.experts)
-        elements, loss = self.elements(plan, rank), self._loss(plan, rank)
-        return RankParts(elements, kept, again, ends, loss, messages, layer, largest, of_layers)
+        common, experts = layers.dense * each.dense + layers.mixed * each.mixed, layers.mixed * each.experts
+        tables = ends_elements(job.shape, plan, first=first, last=last)
+        logits = sequence_part(plan, job) * job.shape.vocab / plan.tensor if last else 0.0
+        return RankParts(
+            RankElements(common + tables, experts), kept, again, ends,
+            (job.logit_bytes - LOGIT_BYTES) * logits, messages, layer, largest, common + experts,
+        )  # fmt: skip
 
     def use(self, plan: TrainingPlan, parts: RankParts) -> MemoryUse:
         """Memory of a rank that has these parts."""

@@ -12,8 +12,6 @@ from unisono.engine.base.validation import instance, whole
 from unisono.networks.toml import tables_of, text_of
 from unisono.planner.shape import ExpertShape, LatentShape, TransformerShape, shape_of
 
-__all__ = ["named_models", "read_shape"]
-
 MOST_BYTES = 1 << 20
 NAMED = Path(__file__).parent / "models.toml"
 ENCODERS = (
@@ -53,21 +51,14 @@ HEAD = {"head_size": "head_dim"}
 
 
 class ModelType(NamedTuple):
-    """What the models of a `model_type` have in common.
+    """What the models of a `model_type` have in common."""
 
-    Attributes:
-        fields: of `TransformerShape`.
-        keys: of the config, by field; all have to be there.
-        optional: the same, where null and absence mean 0.
-        tied: what `tie_word_embeddings` is where it is absent.
-        windowed: `sliding_window` counts, unless `use_sliding_window` is false.
-    """
-
-    fields: dict[str, Any]
-    keys: Mapping[str, str] = MappingProxyType(USUAL)
+    fields: dict[str, Any]  # of `TransformerShape`
+    keys: Mapping[str, str] = MappingProxyType(USUAL)  # of the config, by field; all have to be there
+    # The same, where null and absence mean 0.
     optional: Mapping[str, str] = MappingProxyType({"kv_heads": "num_key_value_heads", **HEAD})
-    tied: bool = False
-    windowed: bool = False
+    tied: bool = False  # what `tie_word_embeddings` is where it is absent
+    windowed: bool = False  # `sliding_window` counts, unless `use_sliding_window` is false
 
 
 GROUPED = {**USUAL, "kv_heads": "num_key_value_heads"}
@@ -197,10 +188,6 @@ def _numbers(config: dict[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
     return {field: whole(config[key], key, least.get(key, 1)) for field, key in keys.items()}
 
 
-def _mixtral(config: dict[str, Any]) -> ExpertShape:
-    return ExpertShape(**_numbers(config, MIXTRAL))
-
-
 def _qwen_moe(config: dict[str, Any]) -> ExpertShape:
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
         raise ValueError(
@@ -224,7 +211,7 @@ def _deepseek(config: dict[str, Any]) -> ExpertShape:
 
 
 EXPERT_READERS = {
-    "mixtral": _mixtral,
+    "mixtral": lambda config: ExpertShape(**_numbers(config, MIXTRAL)),
     "qwen2_moe": _qwen_moe,
     "qwen3_moe": _qwen_moe,
     "deepseek_v2": _deepseek,

@@ -36,18 +36,6 @@ import msgspec
 from unisono.engine.costs.machine import MachineCalibration
 from unisono.planner.hardware import Hardware
 
-__all__ = [
-    "BY_BYTES",
-    "BY_ELEMENTS",
-    "POINTS",
-    "POINTS_OF_LOW",
-    "CostTable",
-    "OperatorCosts",
-    "operator_costs_of",
-    "roofline",
-    "roofline_of",
-]
-
 BY_BYTES = ("light", "strided", "sums")
 BY_ELEMENTS = (
     "heavy", "softmax", "softmax_backward", "norm", "norm_backward", "batch_norm", "batch_norm_backward",
@@ -70,10 +58,9 @@ POINTS: dict[str, tuple[tuple[float, ...], ...]] = {
 }  # fmt: skip
 """Where each class is measured: the values of each axis of its point."""
 
-LOW_TYPES = ("bf16", "fp16")
 POINTS_OF_LOW: dict[str, tuple[tuple[float, ...], ...]] = {
     f"{kind}_{low}": axes
-    for low in LOW_TYPES
+    for low in ("bf16", "fp16")
     for kind, axes in {
         "product": ((16, 64, 512), (32, 128, 1024), (32, 128, 1024)),
         "batched": ((16, 64), (1e5, 1e7)),
@@ -83,24 +70,16 @@ POINTS_OF_LOW: dict[str, tuple[tuple[float, ...], ...]] = {
 }
 """The same on a CPU for types of 16 bits: of classes that multiply, which may lack fast kernels there."""
 
-KEPT_RATE = {"batched": (0,), "convolution": (0,), "convolution_backward": (0,), "attention": (0,)}
-KEPT_RATE["attention_backward"] = (0,)
-KEPT_RATE |= {f"{kind}_{low}": kept for kind, kept in KEPT_RATE.items() for low in (*LOW_TYPES, "low")}
-"""Axes beyond whose largest value the seconds stay; along the others they grow in proportion."""
-
 
 class CostTable(msgspec.Struct, frozen=True):
     """Seconds on a grid.
 
-    Attributes:
-        axes: growing values of each axis.  seconds: of each point, the last axis first.
-        kept: axes along which a larger value takes no longer.
     Example: CostTable(((1.0, 100.0),), (1e-6, 1e-4)).at(10.0) == 1e-5.
     """
 
-    axes: tuple[tuple[float, ...], ...]
-    seconds: tuple[float, ...]
-    kept: tuple[int, ...] = ()
+    axes: tuple[tuple[float, ...], ...]  # growing values of each axis
+    seconds: tuple[float, ...]  # of each point, the last axis first
+    kept: tuple[int, ...] = ()  # axes along which a larger value takes no longer
 
     def at(self, *point: float) -> float:
         """Seconds of a point: interpolated; beyond the largest value in proportion; below the least as there.
@@ -147,26 +126,18 @@ def _between(axis: tuple[float, ...], value: float) -> list[tuple[int, float]]:
 
 
 class OperatorCosts(msgspec.Struct, frozen=True):
-    """What operators take on one rank, while as many ranks as share the cores compute.
+    """What operators take on one rank, while as many ranks as share the cores compute."""
 
-    Attributes:
-        ranks: that computed at once, each with its share of the cores.  threads: of a rank.
-        tables: of each class.
-        forward_s, backward_s: what autograd adds to an operator that it follows, and PyTorch's modules.
-        view_s: an operator that moves nothing.
-        launch_s: of the host for an operator that a device runs, beside its seconds there. Then forward_s,
-            backward_s and view_s are of the host. None: the host itself computes.
-        scale: phase ("forward", "backward", "update") -> a training step over the sum of its operators, as
-            reference models show it: caches, memory that is new.
-    """
-
-    ranks: int
-    threads: int
-    tables: dict[str, CostTable]
-    forward_s: float = 2e-6
-    backward_s: float = 6e-6
-    view_s: float = 1.5e-6
+    ranks: int  # that computed at once, each with its share of the cores
+    threads: int  # of a rank
+    tables: dict[str, CostTable]  # of each class
+    forward_s: float = 2e-6  # what autograd adds to an operator that it follows, and PyTorch's modules
+    backward_s: float = 6e-6  # the same in backward
+    view_s: float = 1.5e-6  # an operator that moves nothing
+    # Phase ("forward", "backward", "update") -> a step over the sum of its operators: caches, new memory.
     scale: dict[str, float] = {}
+    # Of the host for an operator that a device runs, beside its seconds there. Then forward_s, backward_s
+    # and view_s are of the host. None: the host itself computes.
     launch_s: float | None = None
 
     def at(self, kind: str, *point: float, low: str = "") -> float:
@@ -226,9 +197,7 @@ def roofline(machine: MachineCalibration, ranks: int = 1) -> OperatorCosts:
         machine: its cores, and the bandwidth of memory.  ranks: that share the cores.
     """
     threads = max(1, machine.cores // ranks)
-    rate = machine.copy.memory * math.sqrt(threads)
-    if ranks > 1:
-        rate = machine.copy.all_memory * threads
+    rate = machine.copy.all_memory * threads if ranks > 1 else machine.copy.memory * math.sqrt(threads)
     return roofline_of(CORE_FLOPS * threads, rate, KERNEL_SECONDS, ranks=ranks, threads=threads)
 
 
@@ -269,12 +238,15 @@ def roofline_of(
 def tables(
     seconds: Callable[..., float], points: Mapping[str, tuple[tuple[float, ...], ...]] = POINTS
 ) -> dict[str, CostTable]:
-    """The tables of all classes: `seconds(kind, *point)` is called for each point, in order."""
+    """The tables of all classes: `seconds(kind, *point)` is called for each point, in order.
+
+    Beyond the largest value of a class's size the seconds of its FLOPs stay; others grow in proportion.
+    """
     return {
         kind: CostTable(
             axes,
             tuple(seconds(kind, *point) for point in itertools.product(*axes)),
-            KEPT_RATE.get(kind, ()),
+            (0,) if len(axes) == 2 else (),
         )
         for kind, axes in points.items()
     }

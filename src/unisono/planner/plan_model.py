@@ -21,8 +21,6 @@ from unisono.planner.stages import layers_of_rank
 from unisono.planner.step_time import HostModel, LeastPace, StepTime
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = ["HostUse", "MemoryNeed", "PlanModel", "PlanParts", "with_layers"]
-
 
 def with_layers(job: TrainingJob, plan: TrainingPlan) -> TrainingPlan:
     """The plan with the layers of each rank of its pipeline written out."""
@@ -85,20 +83,14 @@ class MemoryNeed(NamedTuple):
 
 
 class HostUse(NamedTuple):
-    """What the hosts of one kind have of a plan.
+    """What the hosts of one kind have of a plan."""
 
-    Attributes:
-        hosts: such as "4 x a100-40g".  ranks: the first and the last one.
-        layers: of each rank of the pipeline that is there.  rows: of a micro-batch of a data rank.
-        memory_bytes: of their fullest rank.  limit_bytes: what a plan may use of it.
-    """
-
-    hosts: str
-    ranks: tuple[int, int]
-    layers: tuple[int, ...]
-    rows: int
-    memory_bytes: int
-    limit_bytes: int
+    hosts: str  # such as "4 x a100-40g"
+    ranks: tuple[int, int]  # the first and the last one
+    layers: tuple[int, ...]  # of each rank of the pipeline that is there
+    rows: int  # of a micro-batch of a data rank
+    memory_bytes: int  # of their fullest rank
+    limit_bytes: int  # what a plan may use of it
 
 
 class PlanModel:
@@ -248,7 +240,6 @@ class PlanModel:
         return count * pace + sum(fills) - max(fills)
 
     def _paces(self, plan: TrainingPlan) -> list[LeastPace]:
-        """Of each rank of the pipeline."""
         key = (
             plan.data, plan.context, plan.tensor, plan.pipeline, plan.order, plan.micro_batch, plan.sequence,
             plan.expert, plan.recompute, plan.interleave, plan.compute,

@@ -12,12 +12,13 @@ import msgspec
 from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.networks.quantities import readable_size, readable_time
-from unisono.planner.choice import Choice
+from unisono.planner.choice import CAUSE_NAMES, Choice
 from unisono.planner.collectives import interconnect_of
 from unisono.planner.hardware import Cluster, Hardware, HostKind, Hosts, find_cluster, find_hardware
 from unisono.planner.plan_model import HostUse, PlanModel
 from unisono.planner.search import PlanTree, PricedPlan, price, refused_neighbours, search
 from unisono.planner.shape import TransformerShape
+from unisono.planner.step_time import StepTime
 from unisono.planner.training_plan import (
     LISTS,
     MOST,
@@ -30,24 +31,8 @@ from unisono.planner.training_plan import (
     runtime_arguments,
 )
 
-__all__ = ["NoPlanFitsError", "PlanChoice", "all_plans", "plan"]
-
 GIB = 1 << 30
 
-CAUSES = {
-    "matrix": "matrix products",
-    "other": "other operators",
-    "recompute": "recomputation",
-    "tensor": "tensor collectives",
-    "context": "context exchange",
-    "experts": "rows of experts",
-    "messages": "pipeline messages",
-    "bubble": "pipeline bubble",
-    "data": "data collectives",
-    "codec": "codec",
-    "swap": "swapping",
-    "update": "optimizer",
-}
 RARE = {"context", "experts", "codec", "swap"}
 """They are shown where they take time."""
 
@@ -64,11 +49,14 @@ class PlanChoice(Choice):
     hosts: list[HostUse]
 
     NAMES: ClassVar[Mapping[str, str]] = {
-        **CAUSES,
+        **CAUSE_NAMES,
+        "matrix": "matrix products",
+        "other": "other operators",
+        "bubble": "pipeline bubble",
         "recomputed": "one layer again",
         "ends": "embedding, loss",
     }
-    ALWAYS: ClassVar[frozenset[str]] = frozenset(CAUSES.keys() - RARE)
+    ALWAYS: ClassVar[frozenset[str]] = frozenset(set(StepTime._fields) - RARE)
     RECORDED: ClassVar[tuple[str, ...]] = (
         *Choice.RECORDED,
         "tflops_per_gpu",
@@ -230,7 +218,10 @@ def plan(
         ValueError, TypeError: wrong arguments.
         OSError: a file cannot be read.
     """
-    _check_asked(plan, fix, runtime)
+    if runtime is not None and not callable(runtime):
+        raise TypeError(f"runtime is a {type(runtime).__name__}, expected unisono.parallel.Plan or None")
+    if plan is not None and fix is not None:
+        raise ValueError("plan prices one plan and fix searches: give one or the other")
     job = _job(
         shape, batch, gpus, hardware, hosts, network, memory, autocast=autocast, loss=text(loss, "loss"),
         compute=compute, reduce=reduce, overlap=overlap, codecs=_codecs(codecs), imbalance=imbalance,
@@ -251,13 +242,6 @@ def _choice(model: PlanModel, best: list[PricedPlan], candidates: int, runtime: 
     refused = refused_neighbours(model, chosen, runtime)
     hosts = model.placement(chosen.plan)
     return PlanChoice(chosen, collectives, others, refused, candidates, model.job, hosts)
-
-
-def _check_asked(plan: object, fix: object, runtime: object) -> None:
-    if runtime is not None and not callable(runtime):
-        raise TypeError(f"runtime is a {type(runtime).__name__}, expected unisono.parallel.Plan or None")
-    if plan is not None and fix is not None:
-        raise ValueError("plan prices one plan and fix searches: give one or the other")
 
 
 def _job(
@@ -285,6 +269,8 @@ def _job(
         found = find_hardware(hardware)
     gpus = int(whole(gpus, "gpus", 1, MOST))
     links = network if network is None or isinstance(network, Network) else find(network, gpus)
+    limit = found.usable_bytes if memory is None else int(whole(memory, "memory", 1))
+    found.check_limit(limit)
     computes, overlap = _computes(given.pop("compute"), found), given.pop("overlap")
     return TrainingJob(
         shape=shape,
@@ -292,7 +278,7 @@ def _job(
         links=interconnect_of(found, links, gpus),
         batch=int(whole(batch, "batch")),
         ranks=gpus,
-        limit_bytes=_limit_bytes(found, memory),
+        limit_bytes=limit,
         compute=computes[0],
         computes=computes if len(computes) > 1 else (),
         overlap=found.overlap if overlap is None else overlap,
@@ -358,14 +344,6 @@ def _codecs(codecs: Sequence[str]) -> tuple[str, ...]:
     if "none" in found or len(set(found)) < len(found):
         raise ValueError(f'codecs are {", ".join(found)}: expected each once, and none beside "none"')
     return found
-
-
-def _limit_bytes(hardware: Hardware, memory: int | None) -> int:
-    if memory is None:
-        return hardware.usable_bytes
-    limit_bytes = int(whole(memory, "memory", 1))
-    hardware.check_limit(limit_bytes)
-    return limit_bytes
 
 
 def _fields(plan: str | Mapping[str, Any]) -> dict[str, Any]:

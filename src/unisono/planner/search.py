@@ -38,20 +38,6 @@ from unisono.planner.training_plan import (
     TrainingPlan,
 )
 
-__all__ = [
-    "PlanTree",
-    "PricedPlan",
-    "SearchResult",
-    "beside",
-    "best_first",
-    "divisors",
-    "price",
-    "refused_neighbours",
-    "search",
-    "uneven_layers",
-    "uneven_rows",
-]
-
 
 def divisors(number: int) -> list[int]:
     """All of them. Example: divisors(12) == [1, 2, 3, 4, 6, 12]."""
@@ -357,15 +343,6 @@ def _smallest(model: PlanModel, tree: PlanTree, axes: list[TrainingPlan]) -> Pri
     return None if best is None else price(model, best[1])
 
 
-class _PlanNode(NamedTuple):
-    """Of the tree, with its bound; `at` orders equal ones. Roots have nodes below them."""
-
-    least: float
-    at: int
-    root: bool
-    plan: TrainingPlan
-
-
 def _by_bound(
     roots: Iterable[TrainingPlan],
     below: Callable[[TrainingPlan], Iterable[TrainingPlan]],
@@ -373,16 +350,16 @@ def _by_bound(
     least: Callable[[TrainingPlan], float],
 ) -> Iterator[tuple[float, TrainingPlan]]:
     """The nodes below some roots in the order of their bounds; roots are opened as late as can be."""
-    number = itertools.count()
+    number = itertools.count()  # orders those with equal bounds
 
-    def opened(node: _PlanNode) -> Iterable[_PlanNode] | None:
-        if not node.root:
+    def opened(node: tuple[Any, ...]) -> Iterable[tuple[Any, ...]] | None:
+        bound, _, root, plan = node
+        if not root:
             return None
-        bounds = ((max(least(plan), node.least), plan) for plan in below(node.plan))
-        return (_PlanNode(bound, next(number), False, plan) for bound, plan in bounds)
+        return ((max(least(each), bound), next(number), False, each) for each in below(plan))
 
-    found = [_PlanNode(least_of_root(plan), next(number), True, plan) for plan in roots]
-    return ((node.least, node.plan) for node in best_first(found, opened))
+    found: list[tuple[Any, ...]] = [(least_of_root(plan), next(number), True, plan) for plan in roots]
+    return ((bound, plan) for bound, _, _, plan in best_first(found, opened))
 
 
 Entry = TypeVar("Entry", bound=tuple[Any, ...])
@@ -426,14 +403,9 @@ def _refused(
     if problem := plan.problem(model.job, runtime):
         return RefusedPlan(change, problem, 0, None, ("", 0.0))
     priced = price(model, plan)
-    grown = [
-        (now - before, name)
-        for name, now, before in zip(priced.time._fields, priced.time, chosen.time, strict=True)
-    ]
-    seconds, name = max(grown)
-    return RefusedPlan(
-        change, "", priced.excess_bytes, priced.time.total - chosen.time.total, (name, seconds)
-    )
+    now, more = priced.seconds, priced.time.total - chosen.time.total
+    seconds, name = max((now[name] - before, name) for name, before in chosen.seconds.items())
+    return RefusedPlan(change, "", priced.excess_bytes, more, (name, seconds))
 
 
 def _neighbours(model: PlanModel, plan: TrainingPlan) -> Iterator[TrainingPlan]:

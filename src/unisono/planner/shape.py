@@ -11,8 +11,6 @@ import msgspec
 
 from unisono.engine.base.validation import flag, instance, text, whole
 
-__all__ = ["FAMILIES", "ExpertShape", "LatentShape", "TransformerShape", "shape_of"]
-
 MOST, MOST_LAYERS = 1 << 28, 1 << 14
 NUMBERS = {
     "layers": 1, "hidden": 1, "heads": 1, "vocab": 1, "sequence": 1, "kv_heads": 0, "ffn": 0, "head_size": 0,

@@ -8,17 +8,6 @@ from typing import NamedTuple
 from unisono.planner.shape import TransformerShape
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
-__all__ = [
-    "RankLayers",
-    "StageLayers",
-    "expert_rows",
-    "in_flight",
-    "layers_of_rank",
-    "rank_layers",
-    "sequence_part",
-    "stage_layers",
-]
-
 
 class StageLayers(NamedTuple):
     """Layers on the first rank of a pipeline, on those in the middle, and on the last."""
@@ -62,22 +51,17 @@ def stage_layers(layers: int, plan: TrainingPlan) -> StageLayers:
     return StageLayers(middle - first, middle, middle - last)
 
 
-def rank_layers(shape: TransformerShape, plan: TrainingPlan) -> tuple[RankLayers, RankLayers, RankLayers]:
-    """The layers of the first rank, of one in the middle, and of the last, by kind.
-
-    Dense layers of a model with experts are its first ones. Of the ranks in the middle the last one counts,
-    which has fewest of them.
-    """
-    dense = None if shape.experts is None else shape.dense_layers
-    return _rank_layers(shape.layers, dense, plan.pipeline, plan.interleave, plan.tail)
-
-
 def layers_of_rank(shape: TransformerShape, plan: TrainingPlan, rank: int) -> RankLayers:
-    """The layers of a rank of the pipeline; all those in the middle count as the one of `rank_layers`."""
+    """The layers of a rank of the pipeline, by kind.
+
+    Dense layers of a model with experts are its first ones. All ranks in the middle count as the last one of
+    them, which has fewest.
+    """
     if plan.layers:  # all are of one kind
         count, mixed = plan.layers[rank], shape.dense_layers < shape.layers
         return RankLayers(0, count) if mixed else RankLayers(count, 0)
-    first, middle, last = rank_layers(shape, plan)
+    dense = None if shape.experts is None else shape.dense_layers
+    first, middle, last = _rank_layers(shape.layers, dense, plan.pipeline, plan.interleave, plan.tail)
     return first if rank == 0 else last if rank == plan.pipeline - 1 else middle
 
 

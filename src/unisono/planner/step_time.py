@@ -24,25 +24,6 @@ from unisono.planner.memory import MemoryModel, RankElements
 from unisono.planner.stages import RankLayers, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan, codec_rank
 
-__all__ = ["HostModel", "RankPace", "StepTime"]
-
-
-class _Copies(NamedTuple):
-    """Ranks with the same elements: `sharers` share them under ZeRO, and there are `replicas` of these."""
-
-    elements: float
-    sharers: int
-    stride: int
-    replicas: int
-
-    def group(self, who: str) -> tuple[int, int, float]:
-        """The size and the stride of a group, and the elements that it exchanges."""
-        return {
-            "sharers": (self.sharers, self.stride, self.elements),
-            "replicas": (self.replicas, self.stride * self.sharers, self.elements / self.sharers),
-            "all": (self.sharers * self.replicas, self.stride, self.elements),
-        }[who]
-
 
 class _DataPhase(NamedTuple):
     """Calls that travel together, `times` in a step, beside `window_s` of compute; `width`: of an element."""
@@ -60,11 +41,11 @@ def _data_collectives(
     """Gradients and gathered parameters of a step; buffers are cut into layers."""
     if plan.copies == 1:
         return []
-    found, units, copies = [], rank.layers.total, _copies(plan, elements)
+    found, units, groups = [], rank.layers.total, [*_groups(plan, elements)]
     for phase in _phases(job, plan, rank):
         calls = [
             (size, stride, count * phase.width / units)
-            for size, stride, count in (each.group(phase.who) for each in copies)
+            for size, stride, count in (each[phase.who] for each in groups)
             if size > 1
         ]
         once = [units * prices.collective_s(phase.name, *call) for call in calls]
@@ -80,13 +61,18 @@ def _data_collectives(
     return found
 
 
-def _copies(plan: TrainingPlan, elements: RankElements) -> list[_Copies]:
-    stride = plan.tensor
-    found = [_Copies(elements.common, plan.sharers, stride, plan.copies // plan.sharers)]
+def _groups(plan: TrainingPlan, elements: RankElements) -> Iterator[dict[str, tuple[int, int, float]]]:
+    """Ranks that share elements under ZeRO, and replicas of these: size, stride and elements of a group."""
+    copies = [(elements.common, plan.sharers, plan.tensor, plan.copies // plan.sharers)]
     if elements.experts and plan.expert < plan.copies:
         replicas = plan.copies // plan.expert // plan.expert_sharers
-        found.append(_Copies(elements.experts, plan.expert_sharers, stride * plan.expert, replicas))
-    return found
+        copies.append((elements.experts, plan.expert_sharers, plan.tensor * plan.expert, replicas))
+    for count, sharers, stride, replicas in copies:
+        yield {
+            "sharers": (sharers, stride, count),
+            "replicas": (replicas, stride * sharers, count / sharers),
+            "all": (sharers * replicas, stride, count),
+        }
 
 
 def _phases(job: TrainingJob, plan: TrainingPlan, rank: _RankTime) -> Iterator[_DataPhase]:
@@ -156,33 +142,20 @@ def _swap_s(
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step, by cause; the sum is the step.
+    """Seconds of a step, by cause; the sum is the step."""
 
-    Attributes:
-        matrix, other: matrix products, and all other operators, of forward and backward on the slowest rank.
-        recompute: what backward computes again, with its collectives.
-        tensor: collectives of the tensor axis that compute does not hide.
-        context, experts: the same of ranks that share sequences, and of those that spread experts.
-        messages: between stages of the pipeline, and the sum of a shared table's gradients at its two ends.
-        bubble: waiting for the pipeline to fill and to drain.
-        data: collectives of the data axis that compute does not hide.
-        codec: coding and decoding of gradients.
-        swap: to and from the host's memory, where compute does not hide it.
-        update: the optimizer.
-    """
-
-    matrix: float
-    other: float
-    recompute: float
-    tensor: float
-    context: float
-    experts: float
-    messages: float
-    bubble: float
-    data: float
-    codec: float
-    swap: float
-    update: float
+    matrix: float  # matrix products of forward and backward on the slowest rank
+    other: float  # all other operators there
+    recompute: float  # what backward computes again, with its collectives
+    tensor: float  # collectives of the tensor axis that compute does not hide
+    context: float  # the same of ranks that share sequences
+    experts: float  # the same of ranks that spread experts
+    messages: float  # between stages, and the sum of a shared table's gradients at the two ends
+    bubble: float  # waiting for the pipeline to fill and to drain
+    data: float  # collectives of the data axis that compute does not hide
+    codec: float  # coding and decoding of gradients
+    swap: float  # to and from the host's memory, where compute does not hide it
+    update: float  # the optimizer
 
     @property
     def total(self) -> float:
@@ -200,9 +173,6 @@ class _RankTime(NamedTuple):
     @property
     def backward_s(self) -> float:
         return self.time.backward + self.time.again
-
-
-NO_COMPUTE = ComputeTime()
 
 
 class RankPace(NamedTuple):
@@ -293,7 +263,7 @@ class HostModel:
 
     def _rank_time(self, plan: TrainingPlan, rank: int) -> _RankTime:
         layers = layers_of_rank(self.job.shape, plan, rank)
-        output = self._output(plan) if rank == plan.pipeline - 1 else NO_COMPUTE
+        output = self._output(plan) if rank == plan.pipeline - 1 else ComputeTime()
         return _RankTime(layers, self._layers.layers(plan, layers), output)
 
     def _output(self, plan: TrainingPlan) -> ComputeTime:
@@ -352,6 +322,5 @@ class HostModel:
 
 
 def _added(one: PricedCollective, more: PricedCollective) -> PricedCollective:
-    """More of the same calls."""
     exposed = (one.exposed or 0.0) + (more.exposed or 0.0)
     return one._replace(calls=one.calls + more.calls, seconds=one.seconds + more.seconds, exposed=exposed)

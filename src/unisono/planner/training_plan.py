@@ -16,23 +16,6 @@ from unisono.errors import UnfitError
 from unisono.planner.hardware import Cluster, Hardware, Interconnect
 from unisono.planner.shape import TransformerShape
 
-__all__ = [
-    "LISTS",
-    "MOST",
-    "MOST_TAIL",
-    "NUMBERS",
-    "RECOMPUTE",
-    "SCHEDULES",
-    "SWAPS",
-    "Runtime",
-    "TrainingJob",
-    "TrainingPlan",
-    "codec_rank",
-    "fields_text",
-    "parse_plan",
-    "runtime_arguments",
-]
-
 CODECS = ("none", "bf16", "int8")
 CHOICES_OF_JOB = {"dispatch": ("experts", "hosts"), "loss": ("eager", "fused"), "reduce": ("f32", "low")}
 MOST = 1 << 24
@@ -42,44 +25,29 @@ Runtime = Callable[..., object]
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained, on what.
-
-    Attributes:
-        batch: sequences of a step, of all ranks.  ranks: accelerators.
-        limit_bytes: of memory that a rank may use.
-        compute: the type of compute: bf16, fp16, f32, fp8.
-        computes: the types that are searched, where they are several; `compute` is the first one.
-        reduce: gradients are kept and reduced in "f32", or "low".
-        overlap: gradients and gathered parameters travel during compute.
-        codecs: ways to compress gradients that a search may take beside "none".
-        imbalance: rows of the fullest rank's experts over the mean of all ranks.
-        dispatch: rows of a token go to each of its "experts", or once to each of the "hosts" that have some.
-        routed_hosts: hosts at most that a token's experts are on; 0: any.
-        expert_overlap: rows of one micro-batch travel while another one is computed.
-        loss: cross entropy as PyTorch's operators compute it, "eager", or in one kernel, "fused", which keeps
-            the logits in f32 and nothing else.
-        autocast: parameters are f32, and so are the sums between layers, as under `torch.autocast`.
-        cluster: the hosts, where they differ; `hardware` and `links` are then what all have in common.
-    """
+    """What is trained, on what."""
 
     shape: TransformerShape
     hardware: Hardware
     links: Interconnect
-    batch: int
-    ranks: int
-    limit_bytes: int
-    compute: str
-    reduce: str
-    overlap: bool
-    codecs: tuple[str, ...] = ()
-    imbalance: float = 1.0
-    computes: tuple[str, ...] = ()
+    batch: int  # sequences of a step, of all ranks
+    ranks: int  # accelerators
+    limit_bytes: int  # of memory that a rank may use
+    compute: str  # the type of compute: bf16, fp16, f32, fp8
+    reduce: str  # gradients are kept and reduced in "f32", or "low"
+    overlap: bool  # gradients and gathered parameters travel during compute
+    codecs: tuple[str, ...] = ()  # ways to compress gradients that a search may take beside "none"
+    imbalance: float = 1.0  # rows of the fullest rank's experts over the mean of all ranks
+    computes: tuple[str, ...] = ()  # those that are searched, where they are several, and `compute` first
+    # Rows of a token go to each of its "experts", or once to each of the "hosts" that have some.
     dispatch: str = "experts"
-    routed_hosts: int = 0
-    expert_overlap: bool = False
+    routed_hosts: int = 0  # hosts at most that a token's experts are on; 0: any
+    expert_overlap: bool = False  # rows of one micro-batch travel while another one is computed
+    # Cross entropy as PyTorch's operators compute it, "eager", or in one kernel, "fused", which keeps the
+    # logits in f32 and nothing else.
     loss: str = "eager"
-    autocast: bool = False
-    cluster: Cluster | None = None
+    autocast: bool = False  # parameters, and the sums between layers, are f32, as under `torch.autocast`
+    cluster: Cluster | None = None  # hosts that differ; `hardware` and `links` are what all have in common
 
     def __post_init__(self) -> None:
         whole(self.batch, "batch", 1, MOST)

@@ -14,5 +14,4 @@ __all__ = ["svg"]
 def svg(choice: PlanChoice, plans: Iterable[PricedPlan]) -> str:
     """The drawing: each point names its plan; the ring is the chosen one, the line the limit of memory."""
     title = f"{choice.candidates:,} plans: seconds of a step over memory of a rank"
-    page = choice.page(plans)
-    return trade_svg(title, page.chosen, page.points, choice.job.limit_bytes, page.groups)
+    return trade_svg(title, choice.points(plans), choice.job.limit_bytes)

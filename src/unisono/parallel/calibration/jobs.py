@@ -43,8 +43,6 @@ from unisono.torch.control_data import on_rank_0  # also registers the backend
 if TYPE_CHECKING:
     from unisono.engine.environment.env import Settings
 
-__all__ = ["ComputeCalibrationError", "calibrated", "compute_lines"]
-
 LIMIT_S = 900
 """Of one job: a machine that is busy with other programs takes far longer than its ten seconds or twenty."""
 

@@ -33,8 +33,6 @@ from unisono.parallel.sharded_parameters import TYPES
 from unisono.planner.compute_calibration import ComputeCalibration
 from unisono.planner.operator_costs import POINTS_OF_LOW, OperatorCosts, tables
 
-__all__ = ["call_of", "measure_operators"]
-
 BATCH_SECONDS, BATCHES = 2e-3, 4
 LEAST_SECONDS = 1e-7
 HELD_BYTES = 48 << 20

@@ -12,17 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = [
-    "PhaseSeconds",
-    "Reference",
-    "adamw",
-    "clock",
-    "mean_of_ranks",
-    "reference_models",
-    "timed",
-    "timed_phases",
-    "tiny",
-]
+from unisono.parallel.costs.host_prices import phase_seconds
 
 
 def mean_of_ranks(values: Iterable[float]) -> tuple[float, ...]:
@@ -127,17 +117,11 @@ def reference_models() -> list[Reference]:
 
 def timed_phases(reference: Reference, rounds: int) -> PhaseSeconds:
     """Train in a plain loop, each round on all ranks together: the mean of their medians of the rounds."""
-    made = adamw(reference.model.parameters())
-    found: list[tuple[float, float, float]] = []
+    model, (inputs, targets) = reference.model, reference.batch
+    parameters, found = [*model.parameters()], list[tuple[float, float, float]]()
+    made = adamw(parameters)
     for _ in range(rounds):
         dist.barrier()
-        began = clock()
-        loss = reference.loss(reference.model(reference.batch[0]), reference.batch[1])
-        ran = clock()
-        loss.backward()  # type: ignore[no-untyped-call]
-        back = clock()
-        made.step()
-        done = clock()
+        found.append(phase_seconds(lambda: reference.loss(model(inputs), targets), parameters, [made], clock))
         made.zero_grad()
-        found.append((ran - began, back - ran, done - back))
     return PhaseSeconds(*mean_of_ranks(map(statistics.median, zip(*found[1:], strict=True))))

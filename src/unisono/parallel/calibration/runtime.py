@@ -31,20 +31,15 @@ LEAST_SECONDS, LEAST_BYTE_SECONDS = 1e-7, 1e-12
 
 
 class LayerChain(NamedTuple):
-    """A chain of layers and how it trains: under a plan, or in a plain loop.
-
-    Args:
-        parts: micro-batches of the plain loop.  update: whether its optimizer takes a step.
-        dtype: of the plain loop.  unit: layers in each piece.
-    """
+    """A chain of layers and how it trains: under a plan, or in a plain loop."""
 
     layers: int
     plan: up.Plan | None = None
-    parts: int = 1
+    parts: int = 1  # micro-batches of the plain loop
     width: int = WIDTH
-    update: bool = True
-    dtype: torch.dtype = torch.float32
-    unit: int = 1
+    update: bool = True  # whether its optimizer takes a step
+    dtype: torch.dtype = torch.float32  # of the plain loop
+    unit: int = 1  # layers in each piece
 
 
 REPLICAS, SHARDED = up.Plan(data=2), up.Plan(data=2, zero=1)
@@ -97,27 +92,22 @@ def measure_runtime() -> RuntimeCosts:
     """The costs of the runtime; the mean of both ranks."""
     taken = _in_turns(CHAINS)
 
-    plain = taken[LayerChain(SHORT)]
-    short = taken[LayerChain(SHORT, REPLICAS)] - plain
+    short = taken[LayerChain(SHORT, REPLICAS)] - taken[LayerChain(SHORT)]
     parameter = max(LEAST_SECONDS, taken.layer(REPLICAS, None) / 2)
     bucket = _collective()
     replicas = max(LEAST_SECONDS, short - 2 * SHORT * parameter - bucket)
     agree = _agreement()
-    step = max(LEAST_SECONDS, replicas - agree)
-    in_unit = max(LEAST_SECONDS, taken.layer(SHARDED, None) / 2)  # such a chain is one unit
-    micro = taken.micro(MICRO, REPLICAS)
     unit, low = taken.unit_and_parameter(UNITS)
-    passed = (taken.unit_and_parameter(UNITS_MICRO, parts=4)[0] - unit) / 3
     found = RuntimeCosts(
-        step_s=step,
+        step_s=max(LEAST_SECONDS, replicas - agree),
         agree_s=agree,
-        micro_s=micro,
+        micro_s=taken.micro(MICRO, REPLICAS),
         parameter_s=parameter,
         bucket_s=bucket,
         unit_s=unit,
-        unit_parameter_s=in_unit,
+        unit_parameter_s=max(LEAST_SECONDS, taken.layer(SHARDED, None) / 2),  # such a chain is one unit
         low_parameter_s=low,
-        passed_s=passed,
+        passed_s=(taken.unit_and_parameter(UNITS_MICRO, parts=4)[0] - unit) / 3,
         unit_byte_s=_unit_byte(taken),
         recompute_s=taken.layer(AGAIN, REPLICAS) - _forward(),
         message_s=_message(taken),
@@ -155,7 +145,6 @@ def _in_turns(chains: Sequence[LayerChain]) -> Taken:
 
 
 def _step_of(chain: LayerChain) -> Callable[[], object]:
-    """A call that trains one step."""
     layers = _layers(chain.layers, chain.width)
     model = nn.Sequential(*(layers[at : at + chain.unit] for at in range(0, chain.layers, chain.unit)))
     if chain.plan is None:
@@ -199,7 +188,6 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def _forward() -> float:
-    """Forward of a layer."""
     model, (x, _) = _layers(LONG, WIDTH), _batch(1, WIDTH)
     return _least(lambda: model(x)) / LONG
 

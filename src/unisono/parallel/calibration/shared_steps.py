@@ -52,7 +52,6 @@ class _Trained(NamedTuple):
     model: int | str
 
     def reference(self) -> Reference:
-        """The model."""
         if isinstance(self.model, int):
             return tiny(self.model)
         return next(each for each in reference_models() if each.name == self.model)
@@ -118,7 +117,6 @@ class _Fit:
         self._traces: dict[int | str, TracedRows] = defaultdict(TracedRows)
 
     def set(self, **found: float) -> None:
-        """Note what has been found."""
         self.found = msgspec.structs.replace(self.found, **found)
 
     def missing(self, plan: up.Plan, layers: int = SHORT) -> float:
@@ -188,7 +186,6 @@ def _steps(wanted: Sequence[_Trained]) -> dict[_Trained, float]:
 
 
 def _step_of(trained: _Trained) -> Callable[[], object]:
-    """A call that trains one step."""
     plan, reference = trained.plan, trained.reference()
     batch: Any = tuple(torch.cat([part] * _copies(plan)) for part in reference.batch)
     sample = batch[0] if plan.tensor > 1 or plan.context > 1 else None

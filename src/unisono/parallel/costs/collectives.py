@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
     from .trace import TracedAttention, TracedStep
 
-__all__ = [
-    "CollectiveCosts",
-    "Collectives",
-    "Link",
-    "LinkCosts",
-    "PricedExchange",
-    "RankGroups",
-    "SpreadExperts",
-    "attention_exchange",
-    "expert_exchanges",
-]
-
 
 @dataclass(frozen=True)
 class Link:
@@ -169,11 +157,7 @@ class LinkCosts:
         self._slowest = functools.cache(self._of)
 
     def seconds(self, collective: str, members: Sequence[int], nbytes: float) -> float:
-        """A call among these ranks, while all other groups of the job make theirs.
-
-        Args:
-            nbytes: of the whole buffer: of an all_gather the result, of a reduce_scatter the input.
-        """
+        """As `CollectiveCosts.seconds`."""
         here = Counter(self._hosts[rank] for rank in members)
         links, share = self._slowest(frozenset(here))
         return collective_s(collective, RankLayout(len(members), max(here.values())), nbytes, links, share)

@@ -16,8 +16,6 @@ import torch
 
 from unisono.parallel.step_trace import StepTrace, trace_step
 
-__all__ = ["CAUSES", "ForecastCheck", "ForecastWarning", "StepForecast", "check_prediction"]
-
 CAUSES = {
     "forward": "compute",
     "backward": "compute",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,27 +39,19 @@ if TYPE_CHECKING:
     from .operators import TracedOperator
     from .task import TrainingTask
 
-__all__ = ["HostPricing", "ModelTrial", "links_of", "should_try", "source_of"]
 
-
+@dataclass
 class HostPricing:
-    """Prices of the jobs that one predictor is asked about; each is made once.
+    """Prices of the jobs that one predictor is asked about; each is made once."""
 
-    Args:
-        hardware: of each host, whose links count in place of `machine`'s.
-        own_device: each rank computes on a device of its own.
-        trial: of the model, if it is tried.  trace: the operators of a step of so many rows.
-    """
-
-    def __init__(
-        self, compute: ComputeCalibration, machine: MachineCalibration, hardware: Sequence[Hardware],
-        own_device: bool, trial: ModelTrial | None, trace: Callable[[int], Sequence[TracedOperator]],
-    ) -> None:  # fmt: skip
-        self._compute, self._machine, self._hardware = compute, machine, hardware
-        self._own_device = own_device
-        self._trial, self._trace = trial, trace
-        self._known: dict[tuple[tuple[int, ...], str], HostPrices] = {}
-        self._overheads: dict[int, dict[str, float]] = {}
+    _compute: ComputeCalibration
+    _machine: MachineCalibration
+    _hardware: Sequence[Hardware]  # of each host, whose links count in place of the machine's
+    _own_device: bool  # each rank computes on a device of its own
+    _trial: ModelTrial | None  # of the model, if it is tried
+    _trace: Callable[[int], Sequence[TracedOperator]]  # the operators of a step of so many rows
+    _known: dict[tuple[tuple[int, ...], str], HostPrices] = field(default_factory=dict)
+    _overheads: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def of(self, hosts: tuple[int, ...], plan: Plan, *, cut: bool) -> HostPrices:
         """Prices on such hosts, under a plan that may have ranks wait for each other within a step.
@@ -110,19 +103,15 @@ class HostPricing:
 def source_of(compute: ComputeCalibration, hardware: Sequence[Hardware], *, own_device: bool) -> str:
     """Where the costs of operators are from, that were given."""
     if hardware:
-        return f"a roofline of {_names(hardware)}"
+        return f"a roofline of {names_of(hardware)}"
     if not own_device:
         return "given"
     measured = all(each.launch_s is not None for each in compute.settings)
     return "measured on this device" if measured else "a roofline of this device"
 
 
-def links_of(hardware: Sequence[Hardware], otherwise: str) -> str:
-    """Where the costs of collectives are from."""
-    return f"the links of {_names(hardware)}" if hardware else otherwise
-
-
-def _names(hardware: Sequence[Hardware]) -> str:
+def names_of(hardware: Sequence[Hardware]) -> str:
+    """Each name once."""
     return " and ".join(dict.fromkeys(each.name for each in hardware))
 
 
@@ -189,17 +178,15 @@ class ModelTrial:
             parameters = [*trained.values()]
             inputs, targets = two(cut_rows(task.sample, 0, rows), own_loss=task.own_loss)
             found = []
+
+            def forward() -> torch.Tensor:
+                value = loss(self._output(call(model, inputs)), targets)
+                scalar: torch.Tensor = value[0] if isinstance(value, tuple) else value
+                return scalar
+
             with torch.enable_grad():
                 for _ in range(WARM + ROUNDS):
-                    began = clock()
-                    value = loss(self._output(call(model, inputs)), targets)
-                    value = value[0] if isinstance(value, tuple) else value
-                    ran = clock()
-                    value.backward(inputs=parameters)  # not those that the loss may have
-                    back = clock()
-                    for each in optimizers:
-                        each.step()
-                    found.append((ran - began, back - ran, clock() - back))
+                    found.append(phase_seconds(forward, parameters, optimizers, clock))
                     model.zero_grad()
         except Exception as error:  # noqa: BLE001  no plan depends on it; where it trains, it comes again
             self.problem = f"{type(error).__name__}: {error}"
@@ -210,6 +197,21 @@ class ModelTrial:
             random.setstate(before[2])
             np.random.set_state(before[3])
         return tuple(min(column) for column in zip(*found[WARM:], strict=True))
+
+
+def phase_seconds(
+    forward: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter], optimizers: Sequence[Any],
+    clock: Callable[[], float],
+) -> tuple[float, float, float]:  # fmt: skip
+    """Of a step: the model with its loss, the gradients of these parameters, and the update."""
+    began = clock()
+    value = forward()
+    ran = clock()
+    value.backward(inputs=parameters)  # type: ignore[no-untyped-call]  # not those that the loss may have
+    back = clock()
+    for each in optimizers:
+        each.step()
+    return ran - began, back - ran, clock() - back
 
 
 def should_try(model: nn.Module, batch: Any) -> bool:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from unisono.planner.operator_costs import OperatorCosts
 
-__all__ = ["PRICED", "HostStarts", "OperatorPoint", "OperatorPrices", "TracedOperator", "point_of"]
-
 
 class OperatorPoint(NamedTuple):
     """A class of operators and a size; `kind` "" moves nothing, as a view does. `low`: a type of 16 bits."""
@@ -32,20 +30,13 @@ class OperatorPoint(NamedTuple):
 
 
 class TracedOperator(NamedTuple):
-    """One operator.
-
-    Attributes:
-        phase: forward, backward or update.
-        call: number of the module call that has begun last in forward; -1: none had.
-        unit: the path of its unit; "": of none.
-        followed: autograd runs it, or has made a function for it.
-    """
+    """One operator."""
 
     size: OperatorPoint
-    phase: str
-    call: int
-    unit: str
-    followed: bool
+    phase: str  # forward, backward or update
+    call: int  # number of the module call that has begun last in forward; -1: none had
+    unit: str  # the path of its unit; "": of none
+    followed: bool  # autograd runs it, or has made a function for it
 
 
 LOW = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -352,7 +343,6 @@ class OperatorPrices:
         return found if self.queued else found + self._followed(operator)
 
     def _followed(self, operator: TracedOperator) -> float:
-        """What autograd adds."""
         if not operator.followed:
             return 0.0
         return self._costs.forward_s if operator.phase == "forward" else self._costs.backward_s

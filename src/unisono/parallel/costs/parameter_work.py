@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.plan import Plan
 
-__all__ = ["DataWork", "ParameterWork", "compressed_gradients"]
-
 
 class DataWork(NamedTuple):
     """Seconds of the data axis: copies, collectives, and the host's hooks."""
@@ -47,18 +45,13 @@ class ParameterWork:
 
     def members(self, axis: str) -> list[int]:
         """The ranks of the slowest group of an axis: tensor is the fastest, then shard, replica, pipeline."""
-        plan, shards = self._plan, self.shards
+        plan, shards = self._plan, self._plan.sharers  # the context axis shares what data ranks do
         size, stride = {
             "shard": (shards, plan.tensor),
             "replica": (plan.copies // shards, plan.tensor * shards),
             "copies": (plan.copies, plan.tensor),
         }[axis]
         return self._host.groups.slowest(size, stride)
-
-    @property
-    def shards(self) -> int:
-        """Ranks that share what data ranks share: those of the context axis do, too."""
-        return self._plan.sharers
 
     def _hooked(self, size: ParameterSizes) -> float:
         """Seconds of the host to gather or to reduce a unit, which is half of what a unit takes."""
@@ -82,7 +75,6 @@ class ParameterWork:
         return self._runtime.passed_s / 2 * len(units)
 
     def _copied(self, nbytes: float) -> float:
-        """The copies of it."""
         light, per_byte = self._host.operators.light, self._runtime.unit_byte_s
         return light(2 * nbytes) if self._host.operators.queued else per_byte / 2 * nbytes
 
@@ -118,8 +110,8 @@ class ParameterWork:
             compute += self._copied(nbytes)
             if self._plan.zero or self._plan.local_steps is None:
                 communication += self._host.reductions.seconds(what, self.members(axis), nbytes)
-            if self._plan.zero and self._plan.copies > self.shards and self._plan.local_steps is None:
-                part = nbytes / self.shards
+            if self._plan.zero and self._plan.copies > self._plan.sharers and self._plan.local_steps is None:
+                part = nbytes / self._plan.sharers
                 communication += self._host.reductions.seconds("all_reduce", self.members("replica"), part)
         return DataWork(compute, communication, host)
 
@@ -168,7 +160,9 @@ class ParameterWork:
 
     def met(self, stage: int) -> DataWork:
         """A step's share of a meeting of replicas."""
-        elements = sum(size.elements for size in self._parts.units.get(stage, {}).values()) / self.shards
+        elements = (
+            sum(size.elements for size in self._parts.units.get(stage, {}).values()) / self._plan.sharers
+        )
         steps = self._plan.local_steps or 1
         compute = self._host.operators.light(9 * 4 * elements)
         if self._parts.compressed:
@@ -192,7 +186,7 @@ class ParameterWork:
         elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
         width = self._width
         if self._plan.zero >= 2:
-            elements, width = elements // self.shards, self._reduce_width
+            elements, width = elements // self._plan.sharers, self._reduce_width
         return self._host.operators.light(3 * elements * width)
 
     def updated(self, stage: int) -> float:
@@ -202,7 +196,7 @@ class ParameterWork:
         every = sum(size.elements for units in self._parts.units.values() for size in units.values())
         if not held:
             return 0.0
-        share, parts = held / every * self._parts.spread, 1 / self.shards
+        share, parts = held / every * self._parts.spread, 1 / self._plan.sharers
         if self._parts.update_s is None:  # as Adam: two moments
             taken = ADAM_OPERATORS * sum(
                 self._host.operators.light(10 * size.elements * parts / size.number) * size.number

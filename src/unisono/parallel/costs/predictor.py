@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from unisono.engine.base.validation import instance, positive, whole
 from unisono.engine.costs.machine import MachineCalibration, recall
 from unisono.engine.environment import env
 from unisono.errors import UnfitError
@@ -22,7 +22,7 @@ from unisono.parallel.graph.noted_call import gpu_attention
 from unisono.parallel.graph.shapes import may_be_packed, searches_packed_texts, single_texts
 from unisono.parallel.graph.stage_program import StageProgram, choose_starts
 from unisono.parallel.optimizers import Parameters
-from unisono.parallel.pipeline.stages import balance, check_no_cuts, check_starts, counted_costs
+from unisono.parallel.pipeline.stages import check_no_cuts, first_pieces
 from unisono.parallel.plan import Plan
 from unisono.parallel.precision import BATCH_NORM, kept_in_f32
 from unisono.parallel.sharded_parameters import TYPES, apart, gathered_units, own_units
@@ -43,8 +43,6 @@ from .trace import NO_UNIT, TracedStep, trace_step, trace_update
 
 if TYPE_CHECKING:
     from unisono.planner.hardware import Hardware
-
-__all__ = ["StepPredictor"]
 
 
 class StepPredictor:
@@ -176,7 +174,6 @@ class StepPredictor:
         )  # fmt: skip
 
     def _operators(self, rows: int) -> list[TracedOperator]:
-        """Those of a step of one rank."""
         traced = self._traced(Plan(), rows)
         return [*traced.operators, *(self._updated(Plan(), traced) or ())]
 
@@ -197,7 +194,6 @@ class StepPredictor:
     # ---- what plans share ----
 
     def _traced(self, plan: Plan, rows: int, opened: frozenset[str] = frozenset()) -> TracedStep:
-        """A recorded step."""
         single = self._single(plan)
         cut = None
         if plan.tensor > 1:
@@ -266,21 +262,20 @@ class StepPredictor:
         return tuple(path for path, module in self._base.model.named_modules() if module in wanted)
 
     def _stages(self, plan: Plan) -> StageStarts:
-        """Where stages begin."""
         key = plan.stages, plan.cuts, plan.precision, plan.context > 1
         if key not in self._starts:
             if self._structure.pieces and plan.context == 1:
-                self._starts[key] = StageStarts(self._of_pieces(plan, self._structure.pieces))
+                self._starts[key] = StageStarts(self._of_pieces(plan))
             else:
                 self._starts[key] = self._of_program(plan)
         return self._starts[key]
 
-    def _of_pieces(self, plan: Plan, pieces: Sequence[nn.Module]) -> tuple[tuple[str, int], ...]:
+    def _of_pieces(self, plan: Plan) -> tuple[tuple[str, int], ...]:
         paths = {module: path for path, module in reversed([*self._base.model.named_modules()])}
-        found, starts = [], plan.cuts or balance(counted_costs(pieces), plan.stages)
-        check_starts(starts, len(pieces))
-        for start in starts:
-            first = next((module for module in pieces[start].modules() if module in paths), None)
+        found = []
+        for start in first_pieces(self._structure, plan, None, on_meta=True):
+            piece = self._structure.pieces[start]
+            first = next((module for module in piece.modules() if module in paths), None)
             if first is None:
                 raise UnfitError(f"piece {start} has no module of {type(self._base.model).__name__}")
             found.append((paths[first], 0))
@@ -344,17 +339,16 @@ def _check_arguments(
     speeds: Sequence[float],
 ) -> None:
     """Raise TypeError or ValueError for arguments of `StepPredictor` that are none."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"StepPredictor: model is a {type(model).__name__}, expected an nn.Module")
+    instance(model, nn.Module, "StepPredictor: model")
     for name, value in (("loss", loss), ("optimizer", optimizer)):
         if value is not None and not callable(value):
             raise TypeError(f"StepPredictor: {name} is a {type(value).__name__}, expected a function")
-    if rows is not None and (type(rows) is not int or rows < 1):
-        raise ValueError(f"StepPredictor: rows is {rows!r}; it must be a whole number of at least 1")
-    if not all(type(host) is int and host >= 0 for host in hosts):
-        raise ValueError(f"StepPredictor: hosts is {hosts!r}, expected the number of each rank's host")
-    if not all(_is_rate(speed) for speed in speeds):
-        raise ValueError(f"StepPredictor: speeds is {speeds!r}, expected finite rates above 0")
+    if rows is not None:
+        whole(rows, "StepPredictor: rows", 1)
+    for host in hosts:
+        whole(host, "StepPredictor: hosts", 0)
+    for speed in speeds:
+        positive(speed, "StepPredictor: speeds")
 
 
 def _check_plan(plan: object, hosts: Sequence[int], speeds: Sequence[float]) -> None:
@@ -366,7 +360,3 @@ def _check_plan(plan: object, hosts: Sequence[int], speeds: Sequence[float]) -> 
     for name, held in (("hosts", hosts), ("speeds", speeds)):
         if held and len(held) != plan.ranks:
             raise ValueError(f"StepPredictor: {plan} needs {plan.ranks} ranks, and {name} has {len(held)}")
-
-
-def _is_rate(speed: object) -> bool:
-    return isinstance(speed, (int, float)) and not isinstance(speed, bool) and 0 < speed < math.inf

@@ -22,32 +22,15 @@ if TYPE_CHECKING:
     from .operators import OperatorPrices
     from .trace import ModuleCall, TracedMove, TracedStep
 
-__all__ = [
-    "ADAM_OPERATORS",
-    "CompressedGradients",
-    "HostPrices",
-    "ParameterSizes",
-    "StageStarts",
-    "StepParts",
-]
-
 
 class StageStarts(NamedTuple):
-    """Where the stages of a pipeline begin.
+    """Where the stages of a pipeline begin."""
 
-    Args:
-        starts: (path, which call of it) of each stage but the first.
-        sent: bytes of a row that go from each stage to the next; (): the first module's inputs.
-        opened: modules that span several stages.
-        items: that each stage runs of a recorded program; (): stages are pieces.
-        repeated: of the operators of each stage, those that an earlier one runs too, such as masks.
-    """
-
-    starts: tuple[tuple[str, int], ...] = ()
-    sent: tuple[float, ...] = ()
-    opened: frozenset[str] = frozenset()
-    items: tuple[int, ...] = ()
-    repeated: tuple[int, ...] = ()
+    starts: tuple[tuple[str, int], ...] = ()  # (path, which call of it) of each stage but the first
+    sent: tuple[float, ...] = ()  # bytes of a row from each stage to the next; (): the first module's inputs
+    opened: frozenset[str] = frozenset()  # modules that span several stages
+    items: tuple[int, ...] = ()  # that each stage runs of a recorded program; (): stages are pieces
+    repeated: tuple[int, ...] = ()  # operators of each stage that an earlier one runs too, such as masks
 
     @classmethod
     def of_program(cls, program: StageProgram, rows: int) -> StageStarts:
@@ -90,22 +73,14 @@ WHOLE_MODEL = StageStarts()
 
 
 class HostPrices(NamedTuple):
-    """What a job on some hosts pays.
+    """What a job on some hosts pays."""
 
-    Args:
-        collectives: what ranks wait for within a step, as those of the tensor axis.  reductions: those of the
-            data axis, whose units and steps have their turns in `shared`; and messages.
-        crowd: ranks of a host per core, at least 1.
-        shared: what ranks that train together take beside the sum of their costs.
-        groups: which group of an axis a step waits for.
-    """
-
-    collectives: Collectives
-    reductions: Collectives
+    collectives: Collectives  # what ranks wait for within a step, as those of the tensor axis
+    reductions: Collectives  # of the data axis, whose turns are in `shared`; and messages
     operators: OperatorPrices
-    crowd: float
-    shared: SharedSteps
-    groups: RankGroups
+    crowd: float  # ranks of a host per core, at least 1
+    shared: SharedSteps  # what ranks that train together take beside the sum of their costs
+    groups: RankGroups  # which group of an axis a step waits for
 
 
 class ParameterSizes(NamedTuple):
@@ -132,17 +107,12 @@ class ParameterSizes(NamedTuple):
 
 
 class CompressedGradients(NamedTuple):
-    """What a rank sends of the gradients of a stage.
+    """What a rank sends of the gradients of a stage."""
 
-    Attributes:
-        exact: elements in f32.    coded: codec -> elements.
-        matrices: rows, columns and rank of those of low rank.    factors: their codec; None: f32.
-    """
-
-    exact: int
-    coded: Mapping[Codec, int]
-    matrices: Sequence[tuple[int, int, int]]
-    factors: Codec | None
+    exact: int  # elements in f32
+    coded: Mapping[Codec, int]  # codec -> elements
+    matrices: Sequence[tuple[int, int, int]]  # rows, columns and rank of those of low rank
+    factors: Codec | None  # their codec; None: f32
 
     @property
     def buckets(self) -> int:
@@ -153,43 +123,27 @@ class CompressedGradients(NamedTuple):
 
 @dataclass
 class StepParts:
-    """What is needed to price a plan.
-
-    Attributes:
-        traced: a micro-batch.
-        stages: the stage of each of its module calls.  sent: bytes from each stage to the next, in forward.
-        update_s: the optimizer on a rank's share of all parameters; None: as Adam's.
-        update_operators: of it.
-        units: stage -> unit -> its parameters. "" is the unit of all that is in no other.
-        hosts: of each rank; (): all are on one.
-        hides: collectives of the data axis run beside backward.
-        exchanges: of the context axis and the expert axis.
-        spread: the share of the parameters that a rank has where experts are spread.
-        swap_rate: bytes per second that are swapped.
-        compressed: stage -> what it sends of its gradients; empty: whole gradients.
-        starts: where stages begin, and what they run of a recorded program.
-        slow: of each rank of the pipeline, its seconds of compute beside those of its host; (): once.
-    """
+    """What is needed to price a plan."""
 
     plan: Plan
-    traced: TracedStep
-    stages: Sequence[int]
-    sent: Sequence[float]
-    update_s: float | None
-    units: dict[int, dict[str, ParameterSizes]]
+    traced: TracedStep  # a micro-batch
+    stages: Sequence[int]  # the stage of each of its module calls
+    sent: Sequence[float]  # bytes from each stage to the next, in forward
+    update_s: float | None  # the optimizer on a rank's share of all parameters; None: as Adam's
+    units: dict[int, dict[str, ParameterSizes]]  # stage -> unit -> its parameters; "": those in no unit
     buffers: ParameterSizes
     host: HostPrices
     runtime: RuntimeCosts
-    hides: bool = False
+    hides: bool = False  # collectives of the data axis run beside backward
     source: str = ""
-    exchanges: Sequence[PricedExchange] = ()
-    spread: float = 1.0
-    swap_rate: float = 1e9
-    compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)
-    slow: Sequence[float] = ()
-    update_operators: int = ADAM_OPERATORS
-    hosts: Sequence[int] = ()
-    starts: StageStarts = WHOLE_MODEL
+    exchanges: Sequence[PricedExchange] = ()  # of the context axis and the expert axis
+    spread: float = 1.0  # the share of the parameters that a rank has where experts are spread
+    swap_rate: float = 1e9  # bytes per second that are swapped
+    compressed: Mapping[int, CompressedGradients] = field(default_factory=dict)  # stage -> what it sends
+    slow: Sequence[float] = ()  # of each rank of the pipeline, its compute beside its host's; (): once
+    update_operators: int = ADAM_OPERATORS  # of it
+    hosts: Sequence[int] = ()  # of each rank; (): all are on one
+    starts: StageStarts = WHOLE_MODEL  # where stages begin, and what they run of a recorded program
 
     def moves(self) -> Iterator[tuple[TracedMove, PricedCollective]]:
         """The collectives of the tensor axis in a micro-batch, priced."""

@@ -25,8 +25,6 @@ from .step_parts import StepParts
 if TYPE_CHECKING:
     from unisono.codecs.codec import Codec
 
-__all__ = ["ActionWork", "RankClock", "StageTime", "collective_calls", "shared_time", "step_forecast"]
-
 ROUNDING = 1e-9  # of sums in another order
 CERTAIN = 0.97  # of what other stages take at least: small tensors and units may be cut in other numbers
 
@@ -385,7 +383,6 @@ class RankClock:
 
 
 def _mean_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean over ranks, by cause."""
     causes = dict.fromkeys(cause for each in parts for cause in each)
     return {cause: sum(each.get(cause, 0.0) for each in parts) / len(parts) for cause in causes}
 
@@ -397,21 +394,15 @@ MOST_ACTIONS = 5000
 
 
 class ActionWork(NamedTuple):
-    """One action of a rank: it waits for a message, computes, and may send one.
+    """One action of a rank: it waits for a message, computes, and may send one."""
 
-    Args:
-        compute: seconds on a core of its own.  other: seconds that do not get longer, as those of messages.
-    """
-
-    compute: float
-    other: float
+    compute: float  # seconds on a core of its own
+    other: float  # seconds that do not get longer, as those of messages
     needs: Hashable = None
     gives: Hashable = None
 
 
 class _Rank:
-    """Where one rank is in its order."""
-
     def __init__(self, order: Sequence[ActionWork]) -> None:
         self.left = list(reversed(order))
         self.compute = self.other = 0.0  # of the action under way
@@ -419,7 +410,6 @@ class _Rank:
         self.spent = 0.0  # in compute
 
     def begin(self, arrived: set[Hashable]) -> None:
-        """Take the next action, if its message is there."""
         if not self.running and self.left and (self.left[-1].needs is None or self.left[-1].needs in arrived):
             self.running, self.compute, self.other = True, self.left[-1].compute, self.left[-1].other
 

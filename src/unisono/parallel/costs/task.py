@@ -30,35 +30,26 @@ from .trace import TracedRows
 if TYPE_CHECKING:
     from unisono.parallel.planning.memory_account import MemoryPeak
 
-__all__ = ["TrainingTask"]
-
 
 @dataclass
 class TrainingTask:
     """A model and everything else that decides what a step computes.
 
-    Args:
-        model: as `parallelize` takes it.    optimizer, loss, pieces, cuts: likewise. optimizer None: as Adam.
-        sample: a batch, (inputs, targets), of any number of rows; without `loss` the inputs alone.
-        batch: rows of a step, of all ranks.
-        on_gpu: it is to train on GPUs, which this machine need not have: their allocator counts.
-    Attributes:
-        traces, peaks: what all who ask have recorded, and found in dry runs.
     Raises:
         ValueError: the sample has no rows, or its tensors disagree.
     """
 
-    model: nn.Module
-    sample: Any
-    batch: int
-    optimizer: Optimizer | None
+    model: nn.Module  # as `parallelize` takes it
+    sample: Any  # a batch, (inputs, targets), of any number of rows; without `loss` the inputs alone
+    batch: int  # rows of a step, of all ranks
+    optimizer: Optimizer | None  # likewise; None: as Adam
     loss: Callable[[Any, Any], Any] | None
     pieces: Sequence[nn.Module] | None = None
     cuts: dict[str, str] | None = None
     counts: bool = False  # the loss returns (sum, count)
-    on_gpu: bool = False
-    traces: TracedRows = field(default_factory=TracedRows)
-    peaks: dict[Hashable, MemoryPeak] = field(default_factory=dict)
+    on_gpu: bool = False  # it is to train on GPUs, which this machine need not have: their allocator counts
+    traces: TracedRows = field(default_factory=TracedRows)  # that all who ask have recorded
+    peaks: dict[Hashable, MemoryPeak] = field(default_factory=dict)  # that dry runs found
     _cuts: KnownCuts = field(default_factory=KnownCuts)
     _graphs: dict[int, Graph] = field(default_factory=dict)
 

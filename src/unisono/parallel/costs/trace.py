@@ -32,51 +32,27 @@ from unisono.torch_internals.training import functions_behind, next_sequence, se
 
 from .operators import TracedOperator, point_of
 
-__all__ = [
-    "NO_UNIT",
-    "ModuleCall",
-    "TracedAttention",
-    "TracedMove",
-    "TracedOperator",
-    "TracedRows",
-    "TracedStep",
-    "trace_step",
-    "trace_update",
-]
-
 NO_UNIT = ""
 
 
 class TracedMove(NamedTuple):
-    """One collective of the tensor axis.
-
-    Attributes:
-        nbytes: of the whole buffer, the larger end.
-        phase: forward, backward, or regather: in backward, of what a layer got from all ranks and dropped.
-        call, unit: as of an operator.
-    """
+    """One collective of the tensor axis."""
 
     collective: str
-    nbytes: int
-    phase: str
-    call: int
-    unit: str
+    nbytes: int  # of the whole buffer, the larger end
+    phase: str  # forward, backward, or regather: in backward, of what a layer got from all ranks and dropped
+    call: int  # as of an operator
+    unit: str  # likewise
 
 
 class TracedAttention(NamedTuple):
-    """One attention in forward, over all positions.
+    """One attention in forward, over all positions."""
 
-    Attributes:
-        queries: bytes of the queries.  keys: of keys and values together.
-        heads: the largest number that divides those of the queries and those of the keys.
-        width: bytes of an element.  call: as of an operator.
-    """
-
-    queries: int
-    keys: int
-    heads: int
-    width: int
-    call: int
+    queries: int  # bytes of the queries
+    keys: int  # of keys and values together
+    heads: int  # the largest number that divides those of the queries and those of the keys
+    width: int  # bytes of an element
+    call: int  # as of an operator
 
 
 class ModuleCall(NamedTuple):
@@ -89,19 +65,14 @@ class ModuleCall(NamedTuple):
 
 @dataclass
 class TracedStep:
-    """What one micro-batch runs on shapes, on one data rank, over all stages.
+    """What one micro-batch runs on shapes, on one data rank, over all stages."""
 
-    Attributes:
-        calls: of modules, in the order in which they begin.
-        homes: name of a parameter -> the call and the unit in which its module is called first.
-        model: the copy without values, cut; its parameters have gradients.
-    """
-
-    model: nn.Module
+    model: nn.Module  # the copy without values, cut; its parameters have gradients
     operators: list[TracedOperator] = field(default_factory=list)
     moves: list[TracedMove] = field(default_factory=list)
     attentions: list[TracedAttention] = field(default_factory=list)
-    calls: list[ModuleCall] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)  # of modules, in the order in which they begin
+    # Name of a parameter -> the call and the unit in which its module is called first.
     homes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
@@ -240,17 +211,12 @@ class _StepMode(OperatorMode):
         )
         size = point_of(func, args, named, output)
         self.found.operators.append(TracedOperator(size, self.phase, self.call, self.units[-1], followed))
-        if size.kind == "attention":
-            self._attend([arg for arg in args if isinstance(arg, Tensor)])
+        if size.kind == "attention":  # whose positions a context axis could cut
+            q, k, v = [arg for arg in args if isinstance(arg, Tensor)][:3]
+            heads, keys = math.gcd(q.shape[1], k.shape[1]), k.nbytes + v.nbytes
+            attention = TracedAttention(q.nbytes, keys, heads, q.element_size(), self.call)
+            self.found.attentions.append(attention)
         return output
-
-    def _attend(self, given: list[Tensor]) -> None:
-        """Note an attention whose positions a context axis could cut."""
-        q, k, v = given[:3]
-        heads = math.gcd(q.shape[1], k.shape[1])
-        self.found.attentions.append(
-            TracedAttention(q.nbytes, k.nbytes + v.nbytes, heads, q.element_size(), self.call)
-        )
 
     def note(self, collective: str, nbytes: int, phase: str = "") -> None:
         """A collective of the tensor axis happens here."""
@@ -341,16 +307,13 @@ class _NotedAxis(TensorAxis):
     """An axis whose other ranks are not there. Its `group` is the mode that notes what moves."""
 
     def sum_(self, value: Tensor) -> None:
-        """Note it."""
         self.group.note("all_reduce", value.nbytes)
 
     def gather_into(self, every: Tensor, mine: Tensor) -> None:  # noqa: ARG002
-        """Note it."""
         self.group.note("all_gather", every.nbytes)
 
     def scatter_into(self, mine: Tensor, every: Tensor) -> None:  # noqa: ARG002
-        """Note it; in backward it is of what a layer got from all ranks, which may be gathered again."""
-        if self.group.phase == "backward":
+        if self.group.phase == "backward":  # of what a layer got from all ranks, which may be gathered again
             self.group.note("all_gather", every.nbytes, "regather")
         self.group.note("reduce_scatter", every.nbytes)
 
@@ -427,18 +390,16 @@ def _sized(one: TracedStep, other: TracedStep, size: Callable[[float, float], fl
         point = tuple(size(x, y) for x, y in zip(a.size.point, b.size.point, strict=True))
         return a if a.size.point == point else a._replace(size=a.size._replace(point=point))
 
-    def moved(a: Any, b: Any) -> Any:
-        return a._replace(nbytes=round(size(a.nbytes, b.nbytes)))
+    def moved(a: Any, b: Any, *names: str) -> Any:
+        return a._replace(**{name: round(size(getattr(a, name), getattr(b, name))) for name in names})
 
-    def attention(a: TracedAttention, b: TracedAttention) -> TracedAttention:
-        return a._replace(queries=round(size(a.queries, b.queries)), keys=round(size(a.keys, b.keys)))
-
-    return {
-        "operators": [operator(*pair) for pair in zip(one.operators, other.operators, strict=True)],
-        "moves": [moved(*pair) for pair in zip(one.moves, other.moves, strict=True)],
-        "attentions": [attention(*pair) for pair in zip(one.attentions, other.attentions, strict=True)],
-        "calls": [moved(*pair) for pair in zip(one.calls, other.calls, strict=True)],
+    sizes = {"moves": ("nbytes",), "attentions": ("queries", "keys"), "calls": ("nbytes",)}
+    found: dict[str, Any] = {
+        name: [moved(a, b, *names) for a, b in zip(getattr(one, name), getattr(other, name), strict=True)]
+        for name, names in sizes.items()
     }
+    found["operators"] = [operator(*pair) for pair in zip(one.operators, other.operators, strict=True)]
+    return found
 
 
 def _alike(one: TracedStep, other: TracedStep) -> bool:

@@ -237,12 +237,10 @@ def check_no_cuts(plan: Plan, model: nn.Module) -> None:
 
 
 def _balanced(structure: ModelStructure, stages: int, sample: Any) -> tuple[int, ...]:
-    """The first piece of each stage: rank 0 measures for all, or counts parameters."""
-
-    def costs() -> list[float]:
-        return counted_costs(structure.pieces) if sample is None else measure_costs(structure, sample)
-
-    return balance(on_rank_0(costs), stages)
+    """The first piece of each stage, by parameters; with a sample rank 0 measures for all."""
+    if sample is None:
+        return balance(counted_costs(structure.pieces), stages)
+    return balance(on_rank_0(lambda: measure_costs(structure, sample)), stages)
 
 
 def counted_costs(pieces: Sequence[nn.Module]) -> list[float]:

@@ -24,26 +24,11 @@ if TYPE_CHECKING:
 
     from .machine import JobMachine
 
-__all__ = [
-    "OPTIONAL",
-    "RECOMPUTE",
-    "ROWS",
-    "StageCuts",
-    "allows",
-    "changes",
-    "neighbours",
-    "plans",
-    "values",
-]
-
 SEARCHED = (
     "data", "tensor", "sequence", "pipeline", "schedule", "stages_per_rank", "zero", "shard",
     "micro_batches", "recompute", "context", "expert", "swap",
 )  # fmt: skip
 SWAPS = ("disk", "memory")
-OPTIONAL = ("context", "expert", *SWAPS)
-"""What is searched where it is asked for: axes, and where to swap."""
-
 RECOMPUTE = (False, "selective", True)
 MOST_MICRO_BATCHES = 2048
 """That are searched: a schedule of more takes seconds to price."""
@@ -68,25 +53,27 @@ def plans(
     Args:
         batch: rows of a step, which the data ranks and the micro-batches divide.
         given: fields that are given.    host: ranks of a host, in which a tensor axis stays.
-        axes: of OPTIONAL, which are searched, too.
+        axes: what is searched, too: "context", "expert", and of SWAPS.
     """
     others = [name for name in given if name not in SEARCHED]
     swaps = (None, *(each for each in SWAPS if each in axes))
     for data, tensor, pipeline, context in _meshes(ranks, given, axes):
         if batch % data or host % tensor:
             continue
+        few = (each for each in divisors(batch // data) if each <= MOST_MICRO_BATCHES)
+        parts = values(given, "micro_batches", tuple(few))
         choices = itertools.product(
             (False, True) if tensor > 1 else (False,),
             _schedules(pipeline, given),
             _sharings(data, context),
-            _micro_batches(batch // data, given),
+            [each for each in parts if batch // data % each == 0],
             RECOMPUTE,
             divisors(data * context) if "expert" in axes else values(given, "expert", (1,)),
             values(given, "swap", swaps),
             *(values(given, name, ()) for name in others),
         )
-        for sequence, timing, sharing, parts, recompute, expert, swap, *more in choices:
-            searched = data, tensor, sequence, pipeline, *timing, *sharing, parts, recompute, context, expert
+        for sequence, timing, sharing, micros, recompute, expert, swap, *more in choices:
+            searched = data, tensor, sequence, pipeline, *timing, *sharing, micros, recompute, context, expert
             made = _made(dict(zip((*SEARCHED, *others), (*searched, swap, *more), strict=True)), given)
             if made is not None:
                 yield made
@@ -102,13 +89,6 @@ def _meshes(
             for context in divisors(copies) if "context" in axes else values(given, "context", (1,)):
                 if copies % context == 0:
                     yield copies // context, tensor, pipeline, context
-
-
-def _micro_batches(rows: int, given: Mapping[str, Any]) -> list[int]:
-    """Numbers of micro-batches of so many rows, which they divide."""
-    if "micro_batches" in given:
-        return [each for each in values(given, "micro_batches", ()) if rows % each == 0]
-    return [each for each in divisors(rows) if each <= MOST_MICRO_BATCHES]
 
 
 def _schedules(pipeline: int, given: Mapping[str, Any]) -> list[tuple[str, int | None]]:
@@ -157,10 +137,16 @@ def neighbours(
 ) -> list[Plan]:
     """The plans that differ from this one in one choice; a larger axis takes its ranks from the data axis."""
     given = given or {}
+    timings = _schedules(plan.pipeline, given) if plan.pipeline > 1 else []
+    here = plan.schedule, plan.stages_per_rank
     around = (
         *_other_meshes(plan, axes),
         *_other_sharings(plan),
-        *_other_schedules(plan, given),
+        *(
+            {"schedule": name, "stages_per_rank": stages}
+            for name, stages in timings
+            if (name, stages) != here
+        ),
         *_other_steps(plan, batch, axes),
         *({name: value} for name in given for value in values(given, name, ())),
     )
@@ -217,12 +203,6 @@ def _other_sharings(plan: Plan) -> Iterator[dict[str, Any]]:
             yield {"zero": zero, "shard": plan.shard if zero else None}
     sharings = [shard for zero, shard in _sharings(plan.data, plan.context) if zero == plan.zero]
     yield from _others(plan, "shard", sharings)
-
-
-def _other_schedules(plan: Plan, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for name, stages in _schedules(plan.pipeline, given) if plan.pipeline > 1 else ():
-        if (name, stages) != (plan.schedule, plan.stages_per_rank):
-            yield {"schedule": name, "stages_per_rank": stages}
 
 
 def _other_steps(plan: Plan, batch: int, axes: Collection[str]) -> Iterator[dict[str, Any]]:

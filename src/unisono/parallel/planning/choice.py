@@ -9,12 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 from unisono.networks.quantities import readable_size, readable_time
 from unisono.parallel.costs.forecast import CAUSES, StepForecast
 from unisono.parallel.plan import Plan
-from unisono.planner.choice import Choice, RefusedPlan
+from unisono.planner.choice import CAUSE_NAMES, Choice, RefusedPlan
 
 from .candidates import changes
 from .memory_account import MemoryPeak
-
-__all__ = ["ModelChoice", "PlanForecast", "refusal"]
 
 
 class PlanForecast(NamedTuple):
@@ -72,18 +70,9 @@ class ModelChoice(Choice):
     inputs: Any = None
 
     NAMES: ClassVar[Mapping[str, str]] = {
-        "forward": "forward",
-        "backward": "backward",
-        "recompute": "recomputation",
-        "update": "optimizer",
+        **CAUSE_NAMES,
+        **{name: name for name in ("forward", "backward", "waiting")},
         "fixed": "runtime",
-        "tensor": "tensor collectives",
-        "context": "context exchange",
-        "experts": "rows of experts",
-        "data": "data collectives",
-        "messages": "pipeline messages",
-        "swap": "swapping",
-        "waiting": "waiting",
         "gathered": "gathered parameters",
         "buffers": "buffers of collectives",
         "inputs": "batch",

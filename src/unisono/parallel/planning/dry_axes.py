@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from unisono.parallel.compression.settings import CompressionSettings
     from unisono.parallel.mesh import PlanMesh
 
-__all__ = ["DrawnRows", "DryCompression", "DrySwap", "refuse_axes", "spread_by_chance"]
-
 
 def refuse_axes(plan: Plan, axis: str, *, beside: Sequence[str]) -> None:
     """Raise UnfitError for an axis with another one with which its memory is not predicted."""
@@ -55,17 +53,11 @@ DEVIATIONS = 2.0
 
 
 class DrawnRows(NamedTuple):
-    """Rows of a layer on one rank, where a router draws `top` of the experts for each row.
+    """Rows of a layer on one rank, where a router draws `top` of the experts for each row."""
 
-    Args:
-        sent: from this rank, a row once to each rank that has some of its experts; on average.
-        received: from all ranks, on a full rank.
-        pairs: of a row and one of its experts, on a full rank.
-    """
-
-    sent: int
-    received: int
-    pairs: int
+    sent: int  # from this rank, a row once to each rank that has some of its experts; on average
+    received: int  # from all ranks, on a full rank
+    pairs: int  # of a row and one of its experts, on a full rank
 
     @staticmethod
     def of(rows: int, experts: int, top: int, ranks: int) -> DrawnRows:
@@ -266,7 +258,6 @@ class _AtOnce(Executor):
     """Runs a call at once. What it was given stays in memory until its result is asked for."""
 
     def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
-        """Run it."""
         found: Future[Any] = Future()
         call(*given, **named)
         found.set_result(given)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from unisono.parallel.gradients import TiedParameter, add_up, local, squared_nor
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.noted_call import gpu_attention
-from unisono.parallel.graph.shapes import Shapes, may_be_packed, single_texts
+from unisono.parallel.graph.shapes import may_be_packed, single_texts
 from unisono.parallel.materialize import Initializer
 from unisono.parallel.mesh import PlanMesh
 from unisono.parallel.optimizers import (
@@ -42,10 +42,8 @@ from unisono.parallel.pipeline.schedule import Action, Schedule, StageMessage, s
 from unisono.parallel.pipeline.stages import (
     PipelineStages,
     ProgramStage,
-    balance,
     check_no_cuts,
-    check_starts,
-    counted_costs,
+    first_pieces,
     stages_of,
 )
 from unisono.parallel.plan import Plan
@@ -65,11 +63,7 @@ from .memory_account import CachingAllocator, MemoryPeak, MemoryTracker, Storage
 
 if TYPE_CHECKING:
     from unisono.parallel.costs.task import TrainingTask
-    from unisono.parallel.experts.axis import ExpertAxis
     from unisono.parallel.graph.stage_program import StageProgram
-    from unisono.parallel.structure import ModelStructure
-
-__all__ = ["DryRun"]
 
 
 class DryRun:
@@ -81,7 +75,7 @@ class DryRun:
     Attributes:
         everyone: the plan of all ranks.    plan: that of one replica, where replicas train on their own.
         rows: of a rank.    parts: micro-batches into which they are cut.
-        sizes: rows of each of those that are run, the first ones.
+        micro_rows: of the largest of these.    sizes: rows of each that is run, the first ones.
     Raises:
         CaptureError, ValueError: the model does not go with the plan; the text says why.
     """
@@ -93,10 +87,10 @@ class DryRun:
         self.plan = plan if plan.local_steps is None else plan.of_replica()
         self.rows = -(-task.batch // plan.data)
         self.parts = min(plan.micro_batches, task.batch // plan.data)  # as the rank with fewest rows can
-        self._micro_rows = -(-self.rows // self.parts)
+        self.micro_rows = -(-self.rows // self.parts)
         enough = 2 * plan.stages + 2  # of a pipeline's micro-batches; more are in memory as these are
         run = min(self.parts, -(-enough // plan.pipeline) * plan.pipeline)
-        few, all_ = self._schedule(run), self._schedule(self.parts)
+        few, all_ = self.schedule(run), self.schedule(self.parts)
         if any(few.kept(rank) < all_.kept(rank) for rank in range(plan.pipeline)):
             run = self.parts
         self.sizes = sizes(self.rows, self.parts)[:run]
@@ -108,120 +102,20 @@ class DryRun:
     def peak_of(self, rank: int) -> MemoryPeak:
         """The peak on the ranks at one place of a pipeline."""
         task, plan = self.task, self.plan
-        changed = task.changed_buffer(self._micro_rows) if plan.recompute else ""
+        changed = task.changed_buffer(self.micro_rows) if plan.recompute else ""
         if changed:
             raise UnfitError(
                 f'recompute={plan.recompute!r} would change the buffer "{changed}" twice in a step'
             )
         of_stage = self.everyone.ranks // plan.pipeline
         with lone_rank(rank * of_stage, self.everyone.ranks):
-            return self._peak_on(PlanMesh.of(self.everyone, task.device_type))
+            step = _DryStep(self, PlanMesh.of(self.everyone, task.device_type))
+            with single_texts(step.single):
+                return step.peak()
 
-    def _peak_on(self, mesh: PlanMesh) -> MemoryPeak:
-        task, plan, shapes = self.task, self.plan, self.task.shapes()
-        model = shapes.model
-        structure = task.structure(model, shapes.also, staged=plan.pipeline > 1)
-        names = {module: path for path, module in model.named_modules()}
-        with shapes.mode:
-            check_model(model, self.everyone)
-        experts = spread_by_chance(model, mesh)
-        in_pieces = bool(structure.pieces) and plan.context == 1
-        single = plan.context == 1 and not may_be_packed(task.inputs_of(task.sample))  # else with masks
-        if plan.context > 1:
-            refuse_axes(plan, "context", beside=("tensor", "pipeline"))
-        recorded, sums = None, list[TiedParameter]()
-        if plan.pipeline > 1 and in_pieces:
-            structure.output = identity  # the last piece returns what the loss takes
-        elif plan.pipeline > 1 or plan.context > 1:
-            recorded = self._recorded(model, structure, mesh, shapes)
-        first = None if recorded is None else recorded.first
-        if plan.tensor > 1:
-            cut = task.cut(
-                plan.tensor,
-                self._micro_rows,
-                sequence=plan.sequence,
-                in_pieces=plan.pipeline > 1 and in_pieces,
-                opened=frozenset() if first is None else first.open,
-                single=single,
-            )
-            with shapes.mode:
-                regathers = plan.sequence and not plan.recompute
-                cut_model(model, cut, mesh.part("tensor"), regathers=regathers, draws=False)
-            sums = sums_of(cut, {path: path for path, _ in model.named_parameters()}, mesh)
-        programs, stages = ModelPrograms(recorded), self._stages(model, structure, first)
-        specs = self._boundaries(stages, shapes, programs)
-        root = model
-        if plan.pipeline > 1:
-            exact = plan.stages - 1 if plan.low else None
-            here = [stage for stage, there in enumerate(self._schedule(1).rank_of) if there == mesh.stage]
-            root = PipelineStages({stage: stages[stage] for stage in here}, exact)
-        own = _RankModel(mesh, shapes, root, structure, names, specs, sums, experts, programs)
-        with single_texts(single):
-            return _DryStep(self, own).peak()
-
-    def _recorded(
-        self, model: nn.Module, structure: ModelStructure, mesh: PlanMesh, shapes: Shapes
-    ) -> RecordedPrograms:
-        """The programs that run. The last rank of a context group has as much in memory as any other."""
-        if self.plan.pipeline > 1:
-            check_no_cuts(self.plan, self.task.model)
-        sample = self.task.blank_batch(self.sizes[0], shapes)[0]
-        recorded = RecordedPrograms(model, mesh, structure.output, sample)
-        if recorded.axis is not None:
-            recorded.axis.ranks = recorded.axis.ranks._replace(place=self.plan.context - 1)
-        return recorded
-
-    def _schedule(self, micro_batches: int) -> Schedule:
+    def schedule(self, micro_batches: int) -> Schedule:
+        """The order of so many micro-batches."""
         return schedule(self.plan.schedule, self.plan.pipeline, micro_batches, self.plan.chunks)
-
-    @contextmanager
-    def _low(self, model: nn.Module, shapes: Shapes) -> Iterator[None]:
-        """Have the parameters in the type of compute."""
-        low, exact = _low(self.plan), set[nn.Parameter]()
-        if low is not None:
-            exact = {value for module in kept_in_f32(model, self.plan) for value in module.parameters()}
-        changed = [value for value in model.parameters() if low and value.is_floating_point()]
-        before = [(value, value.data) for value in changed if value not in exact]
-        with shapes.mode:
-            for value, data in before:
-                value.data = data.to(low)
-            yield
-            for value, data in before:
-                value.data = data
-
-    def _stages(self, model: nn.Module, structure: ModelStructure, first: StageProgram | None) -> list[Any]:
-        plan = self.plan
-        if plan.pipeline == 1:
-            return []
-        if first is not None:
-            return [ProgramStage(first, stage, model) for stage in range(plan.stages)]
-        cuts = plan.cuts or balance(counted_costs(structure.pieces), plan.stages)  # as without a sample
-        check_starts(cuts, len(structure.pieces))
-        return stages_of(structure, cuts, model)
-
-    def _boundaries(
-        self, stages: list[Any], shapes: Shapes, programs: ModelPrograms
-    ) -> dict[tuple[int, int], Specs]:
-        """What each stage but the last sends of a micro-batch of so many rows: shapes, in their order."""
-        found: dict[tuple[int, int], Specs] = {}
-        batches = {rows: self.task.blank_batch(rows, shapes) for rows in self.sizes} if stages else {}
-        if stages:
-            programs.note(shapes.model, batches[self.sizes[0]][0])
-            programs.confirm(batches.values(), None)
-        for rows, (whole, _) in batches.items():
-            inputs = cast(whole, _low(self.plan))  # any stage may take them
-            value: tuple[Tensor, ...] = ()
-            with self._low(shapes.model, shapes), shapes.mode:
-                for number, stage in enumerate(stages[:-1]):
-                    if programs.first is None:
-                        output = stage(value, inputs)
-                    else:
-                        output = programs.of(inputs).run(number, stage, value, inputs)
-                    output = tuple(output) if isinstance(output, (tuple, list)) else (output,)
-                    specs = (TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in output)
-                    found[number, rows] = tuple(specs)
-                    value = tuple(t.detach().requires_grad_(t.requires_grad) for t in output)
-        return found
 
 
 def _low(plan: Plan) -> torch.dtype | None:
@@ -274,43 +168,116 @@ def _explained() -> Iterator[None]:
         raise
 
 
-class _RankModel(NamedTuple):
-    """What a rank has of a model without values.
-
-    Args:
-        mesh: in which it is a rank whose others are not there.
-        root: the model, or its stages.    names: of the model's modules.
-        specs: what a stage sends of a micro-batch of so many rows.
-        sums: whole parameters whose gradients the ranks of the tensor axis add up.
-        experts: layers whose parameters fewer ranks hold; None: there is no such axis.
-        programs: what runs in place of the model's forward.
-    """
-
-    mesh: PlanMesh
-    shapes: Shapes
-    root: Any
-    structure: ModelStructure
-    names: dict[nn.Module, str]
-    specs: dict[tuple[int, int], Specs]
-    sums: list[TiedParameter]
-    experts: ExpertAxis | None
-    programs: ModelPrograms
-
-
 class _DryStep:
-    """One rank, and its step."""
+    """One rank, in a mesh whose others are not there: what it has of a model without values, and its step."""
 
-    def __init__(self, run: DryRun, here: _RankModel) -> None:
-        self._run, self._task, self._plan, self._here = run, run.task, run.plan, here
-        self._shapes, self._root, self._mesh = here.shapes, here.root, here.mesh
-        device = run.task.device_type
+    def __init__(self, run: DryRun, mesh: PlanMesh) -> None:
+        self._run, self._mesh, self._task, self._plan = run, mesh, run.task, run.plan
         self._on_gpu = run.task.memory_type == "cuda"
-        limit = None if run.limit is None else allowed(run.limit)
         self._real = run.task.on_gpu or (self._on_gpu and not env.read().virtual_gpus)
-        self._watch = StorageWatch(device, kernel_memory(on_gpu=self._on_gpu, virtual=not self._real))
+        inside = kernel_memory(on_gpu=self._on_gpu, virtual=not self._real)
+        self._watch = StorageWatch(run.task.device_type, inside)
+        limit = None if run.limit is None else allowed(run.limit)
         self._account = MemoryTracker(CachingAllocator(limit) if self._on_gpu else None, self._watch.place)
         self._watch.account = self._account
         self._followed = set[Tensor]()
+        self._build()
+
+    def _build(self) -> None:
+        """Cut and stage the model."""
+        task, plan, mesh, run = self._task, self._plan, self._mesh, self._run
+        self._shapes = shapes = task.shapes()
+        self._model = model = shapes.model
+        self._structure = structure = task.structure(model, shapes.also, staged=plan.pipeline > 1)
+        self._names = {module: path for path, module in model.named_modules()}
+        with shapes.mode:
+            check_model(model, run.everyone)
+        self._experts = spread_by_chance(model, mesh)
+        in_pieces = bool(structure.pieces) and plan.context == 1
+        self.single = plan.context == 1 and not may_be_packed(task.inputs_of(task.sample))  # else with masks
+        if plan.context > 1:
+            refuse_axes(plan, "context", beside=("tensor", "pipeline"))
+        recorded: RecordedPrograms | None = None
+        if plan.pipeline > 1 and in_pieces:
+            structure.output = identity  # the last piece returns what the loss takes
+        elif plan.pipeline > 1 or plan.context > 1:
+            recorded = self._recorded()
+        first = None if recorded is None else recorded.first
+        self._sums: list[TiedParameter] = []  # whole parameters whose gradients tensor ranks add up
+        if plan.tensor > 1:
+            opened = frozenset[str]() if first is None else first.open
+            cut = task.cut(
+                plan.tensor, run.micro_rows, sequence=plan.sequence, opened=opened, single=self.single,
+                in_pieces=plan.pipeline > 1 and in_pieces,
+            )  # fmt: skip
+            with shapes.mode:
+                regathers = plan.sequence and not plan.recompute
+                cut_model(model, cut, mesh.part("tensor"), regathers=regathers, draws=False)
+            self._sums = sums_of(cut, {path: path for path, _ in model.named_parameters()}, mesh)
+        self._programs, stages = ModelPrograms(recorded), self._stages(first)
+        self._specs = self._boundaries(stages)
+        self._root: Any = model
+        if plan.pipeline > 1:
+            exact = plan.stages - 1 if plan.low else None
+            here = [stage for stage, there in enumerate(run.schedule(1).rank_of) if there == mesh.stage]
+            self._root = PipelineStages({stage: stages[stage] for stage in here}, exact)
+
+    def _recorded(self) -> RecordedPrograms:
+        """The programs that run. The last rank of a context group has as much in memory as any other."""
+        if self._plan.pipeline > 1:
+            check_no_cuts(self._plan, self._task.model)
+        sample = self._task.blank_batch(self._run.sizes[0], self._shapes)[0]
+        recorded = RecordedPrograms(self._model, self._mesh, self._structure.output, sample)
+        if recorded.axis is not None:
+            recorded.axis.ranks = recorded.axis.ranks._replace(place=self._plan.context - 1)
+        return recorded
+
+    @contextmanager
+    def _low(self) -> Iterator[None]:
+        """Have the parameters in the type of compute."""
+        low, exact = _low(self._plan), set[nn.Parameter]()
+        if low is not None:
+            kept = kept_in_f32(self._model, self._plan)
+            exact = {value for module in kept for value in module.parameters()}
+        changed = [value for value in self._model.parameters() if low and value.is_floating_point()]
+        before = [(value, value.data) for value in changed if value not in exact]
+        with self._shapes.mode:
+            for value, data in before:
+                value.data = data.to(low)
+            yield
+            for value, data in before:
+                value.data = data
+
+    def _stages(self, first: StageProgram | None) -> list[Any]:
+        plan, structure = self._plan, self._structure
+        if plan.pipeline == 1:
+            return []
+        if first is not None:
+            return [ProgramStage(first, stage, self._model) for stage in range(plan.stages)]
+        return stages_of(structure, first_pieces(structure, plan, None, on_meta=True), self._model)
+
+    def _boundaries(self, stages: list[Any]) -> dict[tuple[int, int], Specs]:
+        """What each stage but the last sends of a micro-batch of so many rows: shapes, in their order."""
+        found: dict[tuple[int, int], Specs] = {}
+        programs, shapes, rows_of_each = self._programs, self._shapes, self._run.sizes if stages else ()
+        batches = {rows: self._task.blank_batch(rows, shapes) for rows in rows_of_each}
+        if stages:
+            programs.note(shapes.model, batches[self._run.sizes[0]][0])
+            programs.confirm(batches.values(), None)
+        for rows, (whole, _) in batches.items():
+            inputs = cast(whole, _low(self._plan))  # any stage may take them
+            value: tuple[Tensor, ...] = ()
+            with self._low(), shapes.mode:
+                for number, stage in enumerate(stages[:-1]):
+                    if programs.first is None:
+                        output = stage(value, inputs)
+                    else:
+                        output = programs.of(inputs).run(number, stage, value, inputs)
+                    output = tuple(output) if isinstance(output, (tuple, list)) else (output,)
+                    specs = (TensorSpec(tuple(t.shape), t.dtype, t.requires_grad) for t in output)
+                    found[number, rows] = tuple(specs)
+                    value = tuple(t.detach().requires_grad_(t.requires_grad) for t in output)
+        return found
 
     def peak(self) -> MemoryPeak:
         """Run a step, when the moments are there already."""
@@ -321,12 +288,12 @@ class _DryStep:
             trained = {name: v for name, v in self._root.named_parameters() if v.requires_grad}
             optimizers = self._optimizers(units, trained)
             meetings = self._meetings(trained)
-        task, run, programs = self._task, self._run, self._here.programs
+        task, run, programs = self._task, self._run, self._programs
         batch = task.blank_batch(run.rows, self._shapes)
         micros = micro_batches(batch, run.parts)[: len(run.sizes)]
         if (axis := programs.axis) is not None:
             calls = self._plan.recompute or not isinstance(units, ReplicatedParameters)
-            axis.follow(self._root, self._here.structure.units if calls else [])
+            axis.follow(self._root, self._structure.units if calls else [])
             programs.note(self._root, None)
             programs.confirm(micros, task.counted_loss)
         with self._running():
@@ -355,14 +322,13 @@ class _DryStep:
         plan = self._plan
         weights = [1.0 / len(micros)] * len(micros)
         work = StepInput(micros, weights, self._task.counted_loss, float(plan.data), counts=self._task.counts)
-        here = self._here
-        runtime = _DryRuntime(units, self._mesh, here.structure.output, here.programs, self._watch)
-        runtime.expect(work, here.specs, self._run.sizes)
+        runtime = _DryRuntime(units, self._mesh, self._structure.output, self._programs, self._watch)
+        runtime.expect(work, self._specs, self._run.sizes)
         runtime.run(schedule(plan.schedule, plan.pipeline, len(micros), plan.chunks), work)
 
     def _update(self, units: DataAxis, optimizers: list[Any], trained: dict[str, nn.Parameter]) -> None:
         """Add up over the tensor axis what its ranks have parts of, and step."""
-        add_up(trained, self._here.sums)
+        add_up(trained, self._sums)
         if not isinstance(units, DrySwap) and (self._plan.clip is not None or self._plan.precision == "fp16"):
             squared_norm(trained, (), self._mesh)
         for optimizer in optimizers:
@@ -371,32 +337,27 @@ class _DryStep:
             else:
                 step(optimizer, cut=has_cut_parameters(trained.values()))
 
-    @property
-    def _replicas(self) -> bool:
-        """Whether the model's own parameters are what a rank keeps."""
-        return self._plan.zero == 0 and not self._plan.low
-
     def _see_model(self) -> None:
         root, watch = self._root, self._watch
-        watch.follow(root, self._here.names)
+        replicas = self._plan.zero == 0 and not self._plan.low  # a rank keeps the model's own parameters
+        watch.follow(root, self._names)
         with watch.labelled("parameters"):
             for buffer in root.buffers():
                 watch.see(buffer)
             for value in root.parameters():
-                watch.see(local(value.detach()), counts=self._replicas and self._plan.swap is None)
+                watch.see(local(value.detach()), counts=replicas and self._plan.swap is None)
                 if value.requires_grad:
                     value.register_post_accumulate_grad_hook(self._note_gradient)
 
     def _units(self) -> Any:
-        """The data axis."""
         plan, root, watch = self._plan, self._root, self._watch
         inside = set(root.modules())
         made: Any = None
-        units = [unit for unit in self._here.structure.units if unit in inside]
+        units = [unit for unit in self._structure.units if unit in inside]
         if plan.swap is not None:
             with self._running(), watch.labelled("parameters"):
                 made = DrySwap(root, units, self._mesh, self._task.memory_type)
-        elif self._replicas:
+        elif plan.zero == 0 and not plan.low:
             with self._running(), watch.labelled("buffers"):
                 made = self._shard(units)
                 made.compression = self._compression(plan)
@@ -415,7 +376,7 @@ class _DryStep:
         model, plan = self._shapes.model, self._plan
         made: Any = shard_units(
             self._root, units, self._mesh, last=plan.pipeline == 1, initial=Initializer(model),
-            exact=kept_in_f32(model, plan), experts=self._here.experts,
+            exact=kept_in_f32(model, plan), experts=self._experts,
         )  # fmt: skip
         return made
 
@@ -435,7 +396,7 @@ class _DryStep:
             return None
         named = {
             f"{path}.{leaf}".lstrip("."): value
-            for module, path in self._here.names.items()
+            for module, path in self._names.items()
             for leaf, value in module._parameters.items()
             if value is not None and value.requires_grad and value in set(self._root.parameters())
         }
@@ -443,7 +404,6 @@ class _DryStep:
         return DryCompression(plan.compression, named, ranks, self._watch)
 
     def _optimizers(self, units: DataAxis, trained: dict[str, nn.Parameter]) -> list[Any]:
-        """Make the optimizers, and their state."""
         watch, cut, make = self._watch, has_cut_parameters(trained.values()), self._task.optimizer
         if not trained or make is None:
             return []

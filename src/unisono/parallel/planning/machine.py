@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from unisono.engine.base.validation import instance, positive, whole
 from unisono.engine.environment.env import parse_size
 from unisono.parallel.calibration.operators import call_of
 from unisono.planner.compute_calibration import ComputeCalibration
@@ -36,18 +37,6 @@ from unisono.torch.control_data import on_every_rank
 
 if TYPE_CHECKING:
     from unisono.parallel.plan import Plan
-
-__all__ = [
-    "MOST_RANKS",
-    "NEEDED_BYTES",
-    "JobHost",
-    "JobMachine",
-    "bytes_of",
-    "device_costs",
-    "hosts_of",
-    "machine_of",
-    "measure",
-]
 
 MOST_RANKS = 4096
 """Of a job: prices of collectives of more take long."""
@@ -94,33 +83,22 @@ class JobHost:
     hardware: Hardware | str | Path | None = None
 
     def __post_init__(self) -> None:
-        if type(self.ranks) is not int:
-            raise TypeError(f"JobHost: ranks is {self.ranks!r}, expected int")
-        if not 1 <= self.ranks <= MOST_RANKS:
-            raise ValueError(f"JobHost: ranks is {self.ranks}, expected 1 to {MOST_RANKS}")
-        speed: object = self.speed
-        if isinstance(speed, bool) or not isinstance(speed, (int, float)):
-            raise TypeError(f"JobHost: speed is {speed!r}, expected float")
-        if not 1 / MOST_SPEED <= speed <= MOST_SPEED:
-            raise ValueError(f"JobHost: speed is {speed}, expected {1 / MOST_SPEED:g} to {MOST_SPEED:g}")
+        if isinstance(self.ranks, bool) or isinstance(self.speed, bool):
+            raise TypeError("JobHost: ranks and speed are numbers, not True or False")
+        whole(self.ranks, "JobHost: ranks", 1, MOST_RANKS)
+        if not 1 / MOST_SPEED <= positive(self.speed, "JobHost: speed") <= MOST_SPEED:
+            raise ValueError(f"JobHost: speed is {self.speed}, expected {1 / MOST_SPEED:g} to {MOST_SPEED:g}")
         memory, gpu = bytes_of(self.memory), self.gpu
-        if gpu is None:
-            return
-        if self.ranks > gpu.ranks:
+        if gpu is not None and self.ranks > gpu.ranks:
             raise ValueError(f"JobHost: ranks is {self.ranks}, and a host of {gpu.name} has {gpu.ranks} GPUs")
-        if memory is not None:
-            gpu.check_limit(memory, "JobHost: ")
+        if gpu is not None:
+            gpu.check_limit(memory or 0, "JobHost: ")
 
     @property
     def gpu(self) -> Hardware | None:
         """Its hardware, read; None: as in this job."""
-        given: object = self.hardware
-        if given is None or isinstance(given, Hardware):
-            return given
-        if not isinstance(given, (str, Path)):
-            kind = type(given).__name__
-            raise TypeError(f"JobHost: hardware is a {kind}, expected a name, a file or a Hardware")
-        return find_hardware(given)
+        given = instance(self.hardware, (Hardware, str, Path, type(None)), "JobHost: hardware")
+        return None if given is None else find_hardware(given)
 
 
 def hosts_of(given: object, ranks: int | None) -> int | list[JobHost] | None:
@@ -136,7 +114,8 @@ def hosts_of(given: object, ranks: int | None) -> int | list[JobHost] | None:
     """
     if given is None or (type(given) is int and given >= 1):
         return given
-    if isinstance(given, (str, Path)) or _pairs(given):
+    pairs = isinstance(given, (list, tuple)) and bool(given) and isinstance(given[0], (list, tuple))
+    if isinstance(given, (str, Path)) or pairs:
         return _of_cluster(find_cluster(given), ranks)  # type: ignore[arg-type]
     if not isinstance(given, Sequence) or isinstance(given, bytes):
         raise ValueError(
@@ -154,11 +133,6 @@ def hosts_of(given: object, ranks: int | None) -> int | list[JobHost] | None:
             "plan: some hosts have hardware, and others are as this one; write it for all or for none"
         )
     return found
-
-
-def _pairs(given: object) -> bool:
-    """Whether these are pairs of a number and hardware."""
-    return isinstance(given, (list, tuple)) and bool(given) and isinstance(given[0], (list, tuple))
 
 
 def _of_cluster(cluster: Cluster, ranks: int | None) -> list[JobHost]:
@@ -189,22 +163,14 @@ FAST = 1e12
 
 
 class JobMachine(NamedTuple):
-    """What a job has.
+    """What a job has."""
 
-    Args:
-        memory: bytes that each rank may use.    hosts: the number of the host of each rank.
-        speeds: of each rank, its rate of compute beside `compute`.
-        compute: what operators take on its GPUs; None: its hosts compute.
-        hardware: of each host, where they are not as this machine; (): as here.
-        shared: `memory` is what was free on the hosts, over the ranks there.
-    """
-
-    memory: tuple[int, ...]
-    hosts: tuple[int, ...]
-    speeds: tuple[float, ...]
-    compute: ComputeCalibration | None
-    hardware: tuple[Hardware, ...] = ()
-    shared: bool = False
+    memory: tuple[int, ...]  # bytes that each rank may use
+    hosts: tuple[int, ...]  # the number of the host of each rank
+    speeds: tuple[float, ...]  # of each rank, its rate of compute beside `compute`
+    compute: ComputeCalibration | None  # what operators take on its GPUs; None: its hosts compute
+    hardware: tuple[Hardware, ...] = ()  # of each host, where they are not as this machine; (): as here
+    shared: bool = False  # `memory` is what was free on the hosts, over the ranks there
 
     def with_ranks(self, ranks: int, hosts: int | Sequence[JobHost] | None) -> JobMachine:
         """The same with other ranks, which are as the least here: evenly on so many hosts, or on these.
@@ -260,26 +226,19 @@ def machine_of(hosts: Sequence[JobHost], memory: int | None, types: Collection[s
     Raises:
         ValueError: the hardware has no rate for one of these types, or less memory.
     """
-    found, kinds = [gpu for host in hosts if (gpu := host.gpu) is not None], list[Hardware]()
-    for gpu in found:
-        if memory is not None:
-            gpu.check_limit(memory, "plan: ")
-        if gpu not in kinds:
-            kinds.append(gpu)
-    hardware = tuple(kinds[kinds.index(gpu)] for gpu in found)
-    costs = {id(gpu): operator_costs_of(gpu, types) for gpu in kinds}
-    slowest = max(map(_product_s, costs.values()))
-    every = [
-        (number, host, gpu)
-        for number, (host, gpu) in enumerate(zip(hosts, hardware, strict=True))
-        for _ in range(host.ranks)
-    ]
+    gpus = [gpu for host in hosts if (gpu := host.gpu) is not None]
+    kinds = [gpu for number, gpu in enumerate(gpus) if gpu not in gpus[:number]]
+    for gpu in kinds:
+        gpu.check_limit(memory or 0, "plan: ")
+    costs = [operator_costs_of(gpu, types) for gpu in kinds]
+    products, kind = [*map(_product_s, costs)], [kinds.index(gpu) for gpu in gpus]
+    every = [(number, host) for number, host in enumerate(hosts) for _ in range(host.ranks)]
     return JobMachine(
-        memory=tuple(bytes_of(host.memory) or memory or gpu.usable_bytes for _, host, gpu in every),
-        hosts=tuple(number for number, *_ in every),
-        speeds=tuple(host.speed * slowest / _product_s(costs[id(gpu)]) for _, host, gpu in every),
-        compute=_of_devices([*costs.values()]),
-        hardware=hardware,
+        memory=tuple(bytes_of(host.memory) or memory or gpus[at].usable_bytes for at, host in every),
+        hosts=tuple(at for at, _ in every),
+        speeds=tuple(host.speed * max(products) / products[kind[at]] for at, host in every),
+        compute=_of_devices(costs),
+        hardware=tuple(kinds[each] for each in kind),
     )
 
 

@@ -29,21 +29,6 @@ from unisono.torch_internals import autograd
 from unisono.torch_internals.dtensor import finding_shapes_within
 from unisono.torch_internals.fake import OperatorMode, address_of, memory_of, number_read
 
-__all__ = [
-    "CAUSES",
-    "AllocatorBlock",
-    "CachingAllocator",
-    "Charge",
-    "KernelMemory",
-    "MemoryPeak",
-    "MemoryTracker",
-    "ProgramLocation",
-    "StorageWatch",
-    "allowed",
-    "copy_in",
-    "kernel_memory",
-]
-
 MIB = 1 << 20
 SMALLEST, SMALL = 512, MIB
 SPARE = 0.05  # of the memory, for fragmentation
@@ -72,19 +57,12 @@ class AllocatorBlock:
 
 @dataclass
 class CachingAllocator:
-    """Blocks and segments of one device.
+    """Blocks and segments of one device."""
 
-    Args:
-        limit: bytes of all segments; None: no limit.
-    Attributes:
-        reserved, peak: bytes of segments, now and at most.
-        exceeded: the most bytes that were missing under the limit; 0: all fitted.
-    """
-
-    limit: int | None = None
-    reserved: int = 0
-    peak: int = 0
-    exceeded: int = 0
+    limit: int | None = None  # bytes of all segments; None: no limit
+    reserved: int = 0  # bytes of segments, now
+    peak: int = 0  # and at most
+    exceeded: int = 0  # the most bytes that were missing under the limit; 0: all fitted
     _free: dict[tuple[int, bool], list[tuple[int, int, AllocatorBlock]]] = field(default_factory=dict)
     _next: int = 0
 
@@ -161,16 +139,11 @@ CAUSES = (
 
 
 class ProgramLocation(NamedTuple):
-    """Where a program is.
+    """Where a program is."""
 
-    Args:
-        phase: forward, backward, update.
-        module: the innermost one.    line: of the program, such as "model.py:17".
-    """
-
-    phase: str
-    module: str = ""
-    line: str = ""
+    phase: str  # forward, backward, update
+    module: str = ""  # the innermost one
+    line: str = ""  # of the program, such as "model.py:17"
 
     def __str__(self) -> str:
         where = " in ".join(filter(None, (self.phase, f'"{self.module}"' if self.module else "")))
@@ -178,19 +151,13 @@ class ProgramLocation(NamedTuple):
 
 
 class MemoryPeak(NamedTuple):
-    """The peak of one rank.
+    """The peak of one rank."""
 
-    Args:
-        nbytes: of all blocks.    parts: by cause, whose sum it is.    place: where it is.
-        reserved: bytes of all segments at their peak; on a host equal to nbytes.
-        exceeded: bytes that are missing under the limit; 0: it fits.
-    """
-
-    nbytes: int
-    parts: dict[str, int]
-    place: ProgramLocation
-    reserved: int
-    exceeded: int
+    nbytes: int  # of all blocks
+    parts: dict[str, int]  # by cause, whose sum it is
+    place: ProgramLocation  # where it is
+    reserved: int  # bytes of all segments at their peak; on a host equal to nbytes
+    exceeded: int  # bytes that are missing under the limit; 0: it fits
 
 
 @dataclass(eq=False, slots=True)
@@ -205,15 +172,10 @@ class Charge:
 
 @dataclass
 class MemoryTracker:
-    """The memory of one device.
+    """The memory of one device."""
 
-    Args:
-        allocator: PyTorch's for CUDA; None: that of the host, which keeps nothing.
-        where: the place of the program, which is asked at each new peak.
-    """
-
-    allocator: CachingAllocator | None
-    where: Callable[[], ProgramLocation]
+    allocator: CachingAllocator | None  # PyTorch's for CUDA; None: that of the host, which keeps nothing
+    where: Callable[[], ProgramLocation]  # the place of the program, which is asked at each new peak
     parts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     total: int = 0
     _peak: int = 0
@@ -510,33 +472,29 @@ class StorageWatch(OperatorMode):
         if charge is not None:
             self.account.release(charge)
 
-    @contextmanager
-    def reading(self, number: float) -> Iterator[None]:
+    def reading(self, number: float) -> Any:
         """Have programs read this number."""
-        before, self.numbers = self.numbers, number
-        try:
-            yield
-        finally:
-            self.numbers = before
+        return self._having("numbers", number)
+
+    def labelled(self, cause: str) -> Any:
+        """Charge what is made here to another cause."""
+        return self._having("cause", cause)
 
     @contextmanager
-    def labelled(self, cause: str) -> Iterator[None]:
-        """Charge what is made here to another cause."""
-        before, self.cause = self.cause, cause
+    def _having(self, name: str, value: object) -> Iterator[None]:
+        before = getattr(self, name)
+        setattr(self, name, value)
         try:
             yield
         finally:
-            self.cause = before
+            setattr(self, name, before)
 
     def follow(self, root: nn.Module, names: dict[nn.Module, str]) -> None:
         """Know where the program is: in which of these modules."""
         for module in root.modules():
             path = names.get(module, "")
-            module.register_forward_pre_hook(self._enter(path), prepend=True)
+            module.register_forward_pre_hook(lambda *_, path=path: self._modules.append(path), prepend=True)
             module.register_forward_hook(self._leave, always_call=True)
-
-    def _enter(self, path: str) -> Any:
-        return lambda *_: self._modules.append(path)
 
     def _leave(self, *_: Any) -> None:
         self._modules.pop()

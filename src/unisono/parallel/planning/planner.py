@@ -29,8 +29,6 @@ from .choice import ModelChoice
 from .machine import MOST_RANKS, JobHost, JobMachine, bytes_of, hosts_of, machine_of, measure
 from .search import PlanSearch
 
-__all__ = ["plan", "resolved"]
-
 UNSEEN = {"elastic": False, "sync_batch_norm": False}
 MOST_ROWS = 1 << 32
 MOST_MICRO_BATCHES = 1 << 14
@@ -86,21 +84,19 @@ def plan(
     _check_given(given) if price is None else _check_priced(price, given, ranks)
     ranks = ranks if price is None else price.ranks
     places, limit = hosts_of(hosts, ranks), bytes_of(memory)
-    _check_sample(sample, loss, weigh)
+    check_weigh(weigh, own_loss=loss is None)
+    if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
+        raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
     rows = batch if batch is not None else rows_of(sample)
     task = TrainingTask(model, sample, rows, optimizer, loss, pieces, counts=weigh == "counted")
     types = values(given, "precision", ("f32",)) if price is None else [price.precision]
     machine = _machine(task, limit, places, ranks, types)
     try:
-        return _with_inputs(on_rank_0(lambda: _chosen(task, machine, price, given, trial)), task)
+        choice = on_rank_0(lambda: _chosen(task, machine, price, given, trial))
     finally:
         task.restore()
-
-
-def _with_inputs(choice: ModelChoice, task: TrainingTask) -> ModelChoice:
-    """The choice with inputs of a micro-batch, or of all rows of the sample if these are fewer."""
-    rows = task.batch // choice.plan.data // choice.plan.micro_batches
-    return replace(choice, inputs=cut_rows(task.inputs_of(task.sample), 0, max(1, rows)))
+    rows = max(1, task.batch // choice.plan.data // choice.plan.micro_batches)  # or all of the sample
+    return replace(choice, inputs=cut_rows(task.inputs_of(sample), 0, rows))
 
 
 def _machine(
@@ -136,12 +132,6 @@ def _chosen(
         return search.choose(() if machine.compute is not None else axes)
     except NoPlanFitsError:
         return search.choose({*axes, swap})
-
-
-def _check_sample(sample: object, loss: object, weigh: object) -> None:
-    check_weigh(weigh, own_loss=loss is None)
-    if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
-        raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
 
 
 def _check_priced(price: Plan, given: dict[str, Any], ranks: int | None) -> None:

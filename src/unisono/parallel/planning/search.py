@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from unisono.engine.costs.machine import recall
@@ -15,7 +16,7 @@ from unisono.engine.environment import env
 from unisono.errors import UnfitError
 from unisono.networks.quantities import readable_size
 from unisono.parallel.costs.forecast import StepForecast
-from unisono.parallel.costs.host_prices import links_of
+from unisono.parallel.costs.host_prices import names_of
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.experts.layers import expert_layers
@@ -32,8 +33,6 @@ from .choice import ModelChoice, PlanForecast, refusal
 from .dry_run import DryRun
 from .machine import JobMachine
 from .memory_account import MemoryPeak
-
-__all__ = ["NoPlanFitsError", "PlanSearch"]
 
 SHOWN = 5  # plans beside the chosen one
 MOST_TRIED = 120  # dry runs until a plan fits
@@ -86,7 +85,7 @@ class PlanSearch:
         """The fastest plan that fits. What an earlier search has found counts.
 
         Args:
-            axes: of candidates.OPTIONAL, that are searched, too.
+            axes: what `plans` searches, too.
         Raises:
             NoPlanFitsError: there is none.    CaptureError: the model cannot be recorded.
         """
@@ -143,11 +142,16 @@ class PlanSearch:
         refused: list[RefusedPlan],
         candidates: int,
     ) -> ModelChoice:
-        task = self._task
+        task, modules = self._task, self._task.model.modules()
+        rows = max(1, task.batch // chosen.plan.data // chosen.plan.micro_batches)
+        normed = any(isinstance(module, BATCH_NORM) and module.training for module in modules)
+        links, hardware = recall(env.read()).source, self._machine.hardware
+        if hardware:
+            links = f"the links of {names_of(hardware)}"
         return ModelChoice(
             chosen, self._predictor.collectives(chosen.plan), others, refused, candidates,
             type(task.model).__name__, task.parameters, task.batch, len(self._known), self._predictor.source,
-            links_of(self._machine.hardware, recall(env.read()).source), _batch_norm_rows(task, chosen.plan),
+            links, rows if normed else 0,
         )  # fmt: skip
 
     # ---- candidates ----
@@ -168,7 +172,7 @@ class PlanSearch:
         """All plans with their seconds, or with a bound where only the schedule differs from a known one."""
         number = itertools.count()
         for plan in plans(self._ranks, self._task.batch, self._given, host=self._host, axes=self._axes):
-            plain = _plain(plan)
+            plain = replace(plan, schedule="1f1b", stages_per_rank=None) if plan.cuts is None else plan
             for staged in self._staged(plan):
                 if plain in self._least_s and plain != plan:
                     least = self._least_s[plain]
@@ -252,6 +256,7 @@ class PlanSearch:
             nbytes
             for other, nbytes in self._needs
             if _kept_alike(other) == _kept_alike(plan)
+            and (other.zero > 0) == (plan.zero > 0)
             and other.micro_batches >= plan.micro_batches
             and RECOMPUTE.index(other.recompute) >= RECOMPUTE.index(plan.recompute)
             and plan.pipeline == 1
@@ -331,17 +336,16 @@ def _distinct(found: list[PlanForecast]) -> list[PlanForecast]:
     return [*kept.values()]
 
 
-def _kept_alike(plan: Plan) -> tuple[Any, ...]:
-    """What decides, beside micro-batches and recomputation, how much a plan keeps for backward."""
-    axes = plan.data, plan.tensor, plan.pipeline, plan.sequence, plan.context, plan.expert
-    return *axes, plan.cuts, plan.precision, plan.keep_f32, plan.swap, plan.zero > 0
+_kept_alike = attrgetter(
+    "data", "tensor", "pipeline", "sequence", "context", "expert", "cuts", "precision", "keep_f32", "swap"
+)
+"""What decides, beside ZeRO, micro-batches and recomputation, how much a plan keeps for backward."""
 
-
-def _axes(plan: Plan) -> tuple[Any, ...]:
-    """What decides whether a plan can run at all."""
-    axes = plan.pipeline, plan.schedule, plan.chunks, plan.tensor, plan.sequence, plan.context, plan.expert
-    more = plan.swap, str(plan.recompute), plan.precision, plan.keep_f32, plan.compression, plan.local_steps
-    return *axes, *more
+_axes = attrgetter(
+    "pipeline", "schedule", "chunks", "tensor", "sequence", "context", "expert", "swap", "recompute",
+    "precision", "keep_f32", "compression", "local_steps",
+)  # fmt: skip
+"""What decides whether a plan can run at all."""
 
 
 def _dried(plan: Plan) -> tuple[Any, ...]:
@@ -350,29 +354,7 @@ def _dried(plan: Plan) -> tuple[Any, ...]:
     return "dry run", plan.cuts, *shared, *_axes(plan)
 
 
-def _batch_norm_rows(task: TrainingTask, plan: Plan) -> int:
-    """Rows of which a BatchNorm takes its mean and variance; 0: there is none."""
-    if not any(isinstance(module, BATCH_NORM) and module.training for module in task.model.modules()):
-        return 0
-    return max(1, task.batch // plan.data // plan.micro_batches)
-
-
-def _plain(plan: Plan) -> Plan:
-    """The plan with 1F1B."""
-    return replace(plan, schedule="1f1b", stages_per_rank=None) if plan.cuts is None else plan
-
-
 def _simplicity(plan: Plan) -> tuple[Any, ...]:
     """Of plans that take as long, the one with less sharing and fewer axes comes first."""
-    return (
-        plan.tensor,
-        plan.pipeline,
-        plan.context,
-        plan.expert,
-        plan.zero,
-        plan.sequence,
-        RECOMPUTE.index(plan.recompute),
-        plan.micro_batches,
-        plan.schedule,
-        plan.chunks,
-    )
+    axes = plan.tensor, plan.pipeline, plan.context, plan.expert, plan.zero, plan.sequence
+    return *axes, RECOMPUTE.index(plan.recompute), plan.micro_batches, plan.schedule, plan.chunks
