@@ -33,15 +33,8 @@ class Evidence(NamedTuple):
         return [[row for reading in rank for row in reading.value] for rank in self.many.of(step, "rows")]
 
 
-class Diagnosis(NamedTuple):
-    """Where numbers part, and why; "": no known fault explains it."""
-
-    at: Parting
-    why: str
-
-
-def finding(one: TrialRun, many: TrialRun) -> Diagnosis | None:
-    """Compare two runs; None: they are equal to rounding."""
+def finding(one: TrialRun, many: TrialRun) -> tuple[Parting, str] | None:
+    """Where two runs part, and why, "" if no known fault explains it; None: they are equal to rounding."""
     seen = Evidence(one, many)
     found = {"ranks": next(ranks_part(many), None), "runs": next(runs_part(one, many), None)}
     if not any(found.values()) and one.steps != many.steps:
@@ -53,8 +46,8 @@ def finding(one: TrialRun, many: TrialRun) -> Diagnosis | None:
         if at is not None and at.kind in kinds:
             text = why.format(at=at, one=at.one, many=at.many) if isinstance(why, str) else why(seen, at)
             if text:
-                return Diagnosis(at, text)
-    return next((Diagnosis(at, "") for at in places.values()), None)
+                return at, text
+    return next(((at, "") for at in places.values()), None)
 
 
 def _rows(seen: Evidence, at: Parting) -> str:
@@ -67,9 +60,9 @@ def _rows(seen: Evidence, at: Parting) -> str:
     table = (
         (len(per_rank) > 1 and all(sorted(rows) == sorted(per_rank[0]) for rows in per_rank),
          "every rank trains on the same rows. Give the DataLoader a DistributedSampler"),
-        (seen.is_times(many.total() / one.total()),
+        (seen.is_times(many.total() / max(one.total(), 1)),
          f"{sizes}: the batch of a rank has to be that of one divided by the ranks"),
-        (seen.is_times(one.total() / many.total()),
+        (seen.is_times(one.total() / max(many.total(), 1)),
          f"{sizes}: they are divided twice, as by two samplers, or by a sampler and the size of a batch"),
         (_repeats(seen.many) and not _repeats(seen.one),
          "each epoch has its rows in the same order: call sampler.set_epoch(epoch) before each one"),

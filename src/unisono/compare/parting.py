@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .records import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .records import Reading, TrialRun
 
@@ -120,23 +120,25 @@ def _joined(ranks: list[list[Reading]], kind: str) -> dict[str, tuple[Any, str]]
 
     Rows: those of all ranks, sorted. Outputs: sums over ranks. Losses and notes: means. Others: of rank 0.
     """
-    found: dict[str, tuple[Any, str]] = {}
-    if kind == "rows":
-        rows = sorted(row for readings in ranks for reading in readings for row in reading.value)
-        return {"": (rows, "")} if rows else {}
-    if kind not in ("output", "loss", "note"):
-        return {reading.name: (reading.value, reading.type) for reading in ranks[0]}
     gathered: dict[str, list[Reading]] = {}
-    for readings in ranks:
+    for readings in ranks if kind in _JOINS else ranks[:1]:
         for reading in readings:
             gathered.setdefault(reading.name, []).append(reading)
-    for name, of_name in gathered.items():
-        values = [reading.value for reading in of_name]
-        if kind == "output":
-            found[name] = (
-                [sum(v[0] for v in values), sum(v[1] for v in values), values[0][2]],
-                of_name[0].type,
-            )
-        else:
-            found[name] = (sum(values) / len(values), of_name[0].type)
-    return found
+    join = _JOINS.get(kind, _last)
+    return {name: (join([one.value for one in found]), found[0].type) for name, found in gathered.items()}
+
+
+def _last(values: list[Any]) -> Any:
+    return values[-1]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+_JOINS: dict[str, Callable[[list[Any]], Any]] = {
+    "rows": lambda values: sorted(row for rows in values for row in rows),
+    "output": lambda values: [sum(v[0] for v in values), sum(v[1] for v in values), values[0][2]],
+    "loss": _mean,
+    "note": _mean,
+}

@@ -133,9 +133,11 @@ class _StepRecorder:
                 yield self._names.get(parameter, f"parameter {number}"), parameter
                 number += 1
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for number, group in enumerate(optimizer.param_groups):
             self._to.add("rate", f"group {number}", float(group["lr"]))
+        if any(map(callable, (*args, *kwargs.values()))):  # a closure computes the gradients of this step
+            return
         for name, parameter in self._parameters(optimizer):
             if parameter.grad is not None:
                 self._to.add("gradient", name, self._read(parameter.grad), _type(parameter.grad))

@@ -26,10 +26,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from unisono.engine.base.timeouts import LONGEST_S
+from unisono.engine.diagnosis.fault_text import signal_name
 from unisono.engine.environment import env
+from unisono.engine.membership.contact import process_state
 from unisono.testing import RankRequest
 from unisono.testing.marker import RanksMarker, settings
 from unisono.testing.merge import RankResult, merged
+from unisono.testing.plugin import set_gpus
 from unisono.testing.rank import END_S, STACKS, hear, say
 
 LIMIT_S = 300.0  # of a test, where neither the marker nor pytest-timeout says one
@@ -66,7 +69,6 @@ class RankHandle(NamedTuple):
     files: str
 
     def close(self) -> None:
-        """Close what this process has of it."""
         os.close(self.pidfd)
         self.channel.close()
 
@@ -84,9 +86,8 @@ class RankHandle(NamedTuple):
 
     def where(self) -> str:
         """The stacks of its threads, without pytest's frames."""
-        with open(f"/proc/{self.pid}/stat") as stat:
-            if stat.read().rpartition(")")[2].split()[0] in "tT":
-                return "it is stopped, by SIGSTOP or a debugger\n"
+        if process_state(self.pid) in "tT":
+            return "it is stopped, by SIGSTOP or a debugger\n"
         os.kill(self.pid, STACKS)
         end, before, found = time.monotonic() + STACKS_S, "", ""
         while time.monotonic() < end and not (found and found == before):
@@ -135,9 +136,9 @@ class Pool:
         try:
             ranks = [self._ranks.get(number) or self._fork(number) for number in range(chosen.ranks)]
             run = RankRequest(
+                rank=0,
                 nodeid=item.nodeid,
                 path=str(item.path),
-                rank=0,
                 ranks=chosen.ranks,
                 hosts=chosen.hosts,
                 backend=chosen.backend,
@@ -216,7 +217,7 @@ class Pool:
         del self._ranks[rank.number]
         rank.close()
         code = self._ask(end=rank.pid)["status"]
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         moment = f"after {self._last}" if rank.number in self._died_idle else "in the middle of the test"
         died = why or f"it {how} {moment}"
         return RankResult(
@@ -356,11 +357,7 @@ def _environ(gpus: int, options: Any) -> dict[str, str]:
     environ = env.copy()
     environ.setdefault("OMP_NUM_THREADS", "1")  # as launchers do
     environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a conftest may ask for GPUs, and ranks still be forked
-    if gpus:
-        from unisono.virtual.environment import set_for_children
-
-        how = {"poison": not options.no_poison, "check_streams": options.check_streams}
-        set_for_children(environ, gpus, options.gpu_memory or "0", **how)
+    set_gpus(environ, gpus, options)
     return environ
 
 
