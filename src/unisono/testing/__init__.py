@@ -30,9 +30,9 @@ class RankRequest(NamedTuple):
         debug: the terminal that an error is debugged on; (): none.
     """
 
-    rank: int
     nodeid: str
     path: str
+    rank: int
     ranks: int
     hosts: int
     backend: str

@@ -16,8 +16,6 @@ import pytest
 from unisono.testing import GROUPS
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
     from unisono import Group
     from unisono.testing.groups import Groups
     from unisono.testing.pool import Pools
@@ -59,25 +57,16 @@ def _enable(options: Any) -> None:
     if not getattr(options, "virtual_gpus", 0):
         return
     from unisono.virtual import enable, enabled
+    from unisono.virtual.environment import set_for_children
 
     if enabled() is not None:  # this process inherited them
         return
     if "torch" in sys.modules:
         raise pytest.UsageError("--virtual-gpus: another plug-in has imported PyTorch; load it later (-p)")
-    enable(options.virtual_gpus, options.gpu_memory or 0, **_gpu_checks(options))
-    set_gpus(os.environ, options.virtual_gpus, options)  # noqa: TID251  (tests start processes)
-
-
-def _gpu_checks(options: Any) -> dict[str, Any]:
-    return {"poison": not options.no_poison, "check_streams": options.check_streams}
-
-
-def set_gpus(environ: MutableMapping[str, str], gpus: int, options: Any) -> None:
-    """Give a process with this environment virtual GPUs, if there are to be any."""
-    if gpus:
-        from unisono.virtual.environment import set_for_children
-
-        set_for_children(environ, gpus, options.gpu_memory or "0", **_gpu_checks(options))
+    how = {"poison": not options.no_poison, "check_streams": options.check_streams}
+    enable(options.virtual_gpus, options.gpu_memory or 0, **how)
+    memory = options.gpu_memory or "0"
+    set_for_children(os.environ, options.virtual_gpus, memory, **how)  # noqa: TID251  (tests start processes)
 
 
 @pytest.fixture

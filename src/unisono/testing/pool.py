@@ -32,7 +32,6 @@ from unisono.engine.membership.contact import process_state
 from unisono.testing import RankRequest
 from unisono.testing.marker import RanksMarker, settings
 from unisono.testing.merge import RankResult, merged
-from unisono.testing.plugin import set_gpus
 from unisono.testing.rank import END_S, STACKS, hear, say
 
 LIMIT_S = 300.0  # of a test, where neither the marker nor pytest-timeout says one
@@ -136,9 +135,9 @@ class Pool:
         try:
             ranks = [self._ranks.get(number) or self._fork(number) for number in range(chosen.ranks)]
             run = RankRequest(
-                rank=0,
                 nodeid=item.nodeid,
                 path=str(item.path),
+                rank=0,
                 ranks=chosen.ranks,
                 hosts=chosen.hosts,
                 backend=chosen.backend,
@@ -357,7 +356,11 @@ def _environ(gpus: int, options: Any) -> dict[str, str]:
     environ = env.copy()
     environ.setdefault("OMP_NUM_THREADS", "1")  # as launchers do
     environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a conftest may ask for GPUs, and ranks still be forked
-    set_gpus(environ, gpus, options)
+    if gpus:
+        from unisono.virtual.environment import set_for_children
+
+        how = {"poison": not options.no_poison, "check_streams": options.check_streams}
+        set_for_children(environ, gpus, options.gpu_memory or "0", **how)
     return environ
 
 
