@@ -68,6 +68,7 @@ class RankHandle(NamedTuple):
     files: str
 
     def close(self) -> None:
+        """Close what this process has of it."""
         os.close(self.pidfd)
         self.channel.close()
 
