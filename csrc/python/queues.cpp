@@ -14,13 +14,12 @@ namespace {
 // (0, and what the call answers), or (the FaultKind, rank, signal, exit code).
 using Answer = std::tuple<int, int64_t, int64_t, int64_t>;
 
-class BoundQueue {
- public:
+struct BoundQueue : SharedQueue {
   BoundQueue(Engine& engine, const BufferView& memory, std::vector<int> ranks, int owner, bool latest,
              double spin_s)
-      : engine(engine),
-        queue(engine.wait_context(), reinterpret_cast<unsigned char*>(memory.address),
-              static_cast<size_t>(memory.numel), std::move(ranks), owner, latest, duration(spin_s)) {}
+      : SharedQueue(engine.wait_context(), reinterpret_cast<unsigned char*>(memory.address),
+                    static_cast<size_t>(memory.numel), std::move(ranks), owner, latest, duration(spin_s)),
+        engine(engine) {}
 
   template <class Call>
   Answer run(double timeout_s, Call call) {
@@ -40,7 +39,6 @@ class BoundQueue {
   }
 
   Engine& engine;
-  SharedQueue queue;
 };
 
 }  // namespace
@@ -59,44 +57,49 @@ void bind_queues(nb::module_& m) {
           },
           nb::arg("engine"), nb::arg("memory"), nb::arg("ranks"), nb::arg("owner"), nb::arg("latest"),
           nb::arg("spin_s"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>())
-      .def_prop_ro("capacity", [](BoundQueue& self) { return self.queue.capacity(); })
+      .def_prop_ro("capacity", &BoundQueue::capacity)
       .def_prop_ro(
-          "state", [](BoundQueue& self) { return static_cast<int>(self.queue.state()); },
+          "state", [](BoundQueue& self) { return static_cast<int>(self.state()); },
           "0: open; 1: closed; 2: its owner has lost the writer.")
       .def(
           "reserve",
           [](BoundQueue& self, size_t nbytes, double timeout_s) {
             return self.run(timeout_s, [&](const WindowLimits& limits) {
-              return Answer{0, self.queue.reserve(nbytes, limits), 0, 0};
+              return Answer{0, self.reserve(nbytes, limits), 0, 0};
             });
           },
           "(0, offset, 0, 0).")
-      .def("publish", [](BoundQueue& self) { self.queue.publish(); })
-      .def("end", [](BoundQueue& self, int state) { self.queue.end(static_cast<QueueState>(state)); })
+      .def(
+          "look",
+          [](BoundQueue& self) {
+            return self.run(0, [&](const WindowLimits&) {
+              self.look_for_dead(true);
+              return Answer{};
+            });
+          },
+          "Whether a reader has died since.")
+      .def("publish", &BoundQueue::publish)
+      .def("end", [](BoundQueue& self, int state) { self.end(static_cast<QueueState>(state)); })
       .def(
           "slowest",
           [](BoundQueue& self) {
-            const SlowReader found = self.queue.find_slowest();
-            return std::tuple(found.place, found.number, static_cast<double>(found.since) * 1e-9,
-                              found.taken);
+            const auto [place, number, since, taken] = self.find_slowest();
+            return std::tuple(place, number, static_cast<double>(since) * 1e-9, taken);
           },
           "(place, or -1; the message; for how many seconds; whether the reader has taken it).")
-      .def(
-          "line_of", [](BoundQueue& self, int place) { return self.queue.line_of(place); },
-          nb::call_guard<GilRelease>())
+      .def("line_of", &BoundQueue::line_of, nb::call_guard<GilRelease>())
       .def(
           "take",
           [](BoundQueue& self, int place, double timeout_s) {
             return self.run(timeout_s, [&](const WindowLimits& limits) {
-              const SharedQueue::QueueMessage found = self.queue.take(place, limits);
-              return Answer{0, found.number, found.offset, found.nbytes};
+              const auto [number, offset, nbytes] = self.take(place, limits);
+              return Answer{0, number, offset, nbytes};
             });
           },
           "(0, number, offset, bytes). Number 0: none will follow, or `stop` was called.")
-      .def("give_back",
-           [](BoundQueue& self, int place, uint64_t number) { self.queue.give_back(place, number); })
-      .def("join", [](BoundQueue& self, int place) { self.queue.join(place); })
-      .def("leave", [](BoundQueue& self, int place) { self.queue.leave(place); })
-      .def("stop", [](BoundQueue& self, int place) { self.queue.stop(place); })
-      .def("reads", [](BoundQueue& self, int place) { return self.queue.reads(place); });
+      .def("give_back", &BoundQueue::give_back)
+      .def("join", &BoundQueue::join)
+      .def("leave", &BoundQueue::leave)
+      .def("stop", &BoundQueue::stop)
+      .def("reads", &BoundQueue::reads);
 }

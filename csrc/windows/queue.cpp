@@ -89,10 +89,6 @@ void SharedQueue::check_group() const {
 
 // ---- who still needs a message ---------------------------------------------------------------------
 
-void SharedQueue::set_presence(int place, Presence presence) {
-  reader(place).presence.store(static_cast<uint32_t>(presence));
-}
-
 bool SharedQueue::needed_by(int place, uint64_t number) {
   const Presence presence = this->presence(place);
   const uint8_t held = record(number).held[place].load();
@@ -101,7 +97,7 @@ bool SharedQueue::needed_by(int place, uint64_t number) {
 }
 
 bool SharedQueue::needed(uint64_t number) {
-  for (int place = 0; place < std::ssize(ranks_); ++place)
+  for (int place = 0; place < places(); ++place)
     if (needed_by(place, number)) return true;
   return false;
 }
@@ -161,7 +157,7 @@ void SharedQueue::publish() {
   QueueRecord& made = record(number);
   made.offset = place_, made.nbytes = reserved_;
   made.put_ns.store(now_ns(), std::memory_order_relaxed);
-  for (int place = 0; place < std::ssize(ranks_); ++place) {
+  for (int place = 0; place < places(); ++place) {
     auto joining = static_cast<uint32_t>(Presence::kJoining);
     if (presence(place) == Presence::kJoining) {
       reader(place).first.store(number);
@@ -186,20 +182,19 @@ void SharedQueue::end(QueueState state) {
 void SharedQueue::look_for_dead(bool now) {
   if (!now && now_ns() < looked_at_ + kQueueLook) return;
   looked_at_ = now_ns();
-  for (int place = 0; place < std::ssize(ranks_); ++place) {
-    const int rank = ranks_[static_cast<size_t>(place)];
+  for (int place = 0; place < places(); ++place) {
+    const int rank = rank_of(place);
     if (presence(place) == Presence::kLost || rank == context_.rank || !context_.peers.dead(rank)) continue;
     const bool reading = reads(place);
     set_presence(place, Presence::kLost);
-    if (!reading) continue;
-    throw lost(rank);
+    if (reading) throw lost(rank);
   }
 }
 
 SlowReader SharedQueue::find_slowest() {
   SlowReader found;
   for (const auto& [offset, one] : stored_)
-    for (int place = 0; place < std::ssize(ranks_); ++place) {
+    for (int place = 0; place < places(); ++place) {
       if ((found.place >= 0 && found.number <= one.number) || !needed_by(place, one.number)) continue;
       const Nanoseconds put = record(one.number).put_ns.load(std::memory_order_relaxed);
       const Nanoseconds since = std::max(put, reader(place).moved_ns.load(std::memory_order_relaxed));
@@ -209,8 +204,8 @@ SlowReader SharedQueue::find_slowest() {
 }
 
 std::string SharedQueue::line_of(int place) {
-  const int rank = ranks_[static_cast<size_t>(place)];
-  return locate(context_.group, context_.peers, rank, reader(place).thread.load(std::memory_order_relaxed));
+  const int32_t thread = reader(place).thread.load(std::memory_order_relaxed);
+  return locate(context_.group, context_.peers, rank_of(place), thread);
 }
 
 // ---- a reader --------------------------------------------------------------------------------------

@@ -50,11 +50,12 @@ struct alignas(kLineBytes) QueueCell {
   unsigned char rest[];
 };
 
-// The reader that still needs the oldest message.
+// The reader that still needs the oldest message, and since when it has neither asked for one nor given one
+// back.
 struct SlowReader {
   int place = -1;  // -1: there is none
   uint64_t number = 0;
-  Nanoseconds since = 0;  // it has neither asked for a message nor given one back
+  Nanoseconds since = 0;
   bool taken = false;
 };
 
@@ -79,7 +80,6 @@ class SharedQueue {
   uint64_t reserve(size_t nbytes, const WindowLimits& limits);
   // The bytes of the last `reserve` are the next message.
   void publish();
-  // Nothing will follow.
   void end(QueueState state);
   // Throws if a reader has died since. Looks at most every 10 ms, unless `now`.
   void look_for_dead(bool now);
@@ -113,13 +113,17 @@ class SharedQueue {
     return *reinterpret_cast<QueueRecord*>(records_ + number % kQueueRecords * stride_);
   }
   Presence presence(int place) { return static_cast<Presence>(reader(place).presence.load()); }
-  void set_presence(int place, Presence presence);
+  void set_presence(int place, Presence presence) {
+    reader(place).presence.store(static_cast<uint32_t>(presence));
+  }
   bool needed_by(int place, uint64_t number);
   bool needed(uint64_t number);
   void reclaim();
   bool find_room(size_t nbytes);
   bool fits(uint64_t at, size_t nbytes) const;
   bool take_now(int place, QueueMessage& message);
+  int rank_of(int place) const { return ranks_[static_cast<size_t>(place)]; }
+  int places() const { return static_cast<int>(ranks_.size()); }
   Fault lost(int rank) const;
   void check_group() const;
   // ready: may take a message, so that it holds once. check: the fault, if a rank has died.

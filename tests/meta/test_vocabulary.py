@@ -25,7 +25,6 @@ SHARED = {
     "ProcessGroupUnisono": "the process group for PyTorch, and its wrapper for torchft",
     "Program": "a public name: what the ranks of a simulation do; and the engine's steps of a plan",
     "Queue": "a public name: one writer and many readers; and what waits in a simulation",
-    "QueueState": "the same thing in both languages: whether more messages will come",
     "RecvFrom": "two public names for one thing: a message from a rank, in a batch and in a simulation",
     "ReduceOp": "the same thing in both languages: the reduction operations",
     "SendTo": "two public names for one thing: a message to a rank, in a batch and in a simulation",

@@ -113,6 +113,7 @@ def test_report(test: str, outcomes: Ran) -> None:
     bad = [one for _, one, *_ in outcomes.reports[test] if one != "passed"]
     assert len(bad) <= 1 + ("subtests" in test), said  # a test fails once
     assert re.search(words, said, re.DOTALL), said
+    assert "native_planning" not in said  # a frame of ours
 
 
 def test_session_report(outcomes: Ran) -> None:
@@ -189,6 +190,7 @@ def test_process_groups(tmp_path: Path) -> None:
     "args, kwargs, words",
     [
         ([], {}, "needs one number"),
+        ([[]], {}, "the list of ranks is empty"),
         ([0], {}, "ranks is 0, expected 1..1024"),
         (["2"], {}, "ranks is '2', expected a whole number"),
         ([3], {"hosts": 2}, "3 ranks are no multiple of 2 hosts"),

@@ -52,6 +52,14 @@ def test_a_fault_is_named(fault: str) -> None:
     assert done.returncode == (AGREE if "equal" in NAMED[fault] else PART)
 
 
+@pytest.mark.parametrize("kind", cases(["bf16"], ["two optimizers", "lbfgs", "attention"]))
+def test_a_right_training_has_no_fault(kind: str) -> None:
+    done = compared("-n", "1,2", str(PROGRAM.with_name("right_training.py")), kind)
+    assert (done.returncode, "2 ranks against 1 rank: equal to rounding" in done.stdout) == (AGREE, True), (
+        done
+    )
+
+
 def test_what_cannot_be_compared_is_said() -> None:
     for words, said in (
         (("-n", "2", str(PROGRAM)), "there is nothing to compare it with"),

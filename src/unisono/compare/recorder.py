@@ -74,12 +74,12 @@ class _StepRecorder:
             values = output.detach().double()
             sums = [float(values.sum()), float(values.abs().sum())]
             draws = "dropout" if isinstance(module, _DROPOUTS) and module.p > 0 else type(module).__name__
-            self._to.add("output", path, sums, draws)
+            self._to.add("output", path, [*sums, draws], _type(output))
         if module is self._outermost:
             self._outermost = None
             batch = next(_tensors([*args, *named.values()]), None)
             if batch is not None:
-                self._to.add("rows", "", [_digest(row) for row in batch.detach()], _type(batch))
+                self._to.add("rows", "", [self._read(row)[1] for row in batch], _type(batch))
 
     def _know(self, model: nn.Module) -> None:
         """Name the modules and parameters of a model, and record what it begins with."""
@@ -91,7 +91,8 @@ class _StepRecorder:
         number = f"{len(self._models)}:" if self._models else ""
         self._models.append(model)
         for path, module in model.named_modules():
-            self._paths.setdefault(module, number + _plain(path))
+            inner = _plain(path)  # "": the model itself, or a wrapper of it
+            self._paths.setdefault(module, inner and number + inner)
         for name, parameter in model.named_parameters():
             if parameter not in self._names:
                 self._names[parameter] = number + _plain(name)
@@ -132,9 +133,11 @@ class _StepRecorder:
                 yield self._names.get(parameter, f"parameter {number}"), parameter
                 number += 1
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for number, group in enumerate(optimizer.param_groups):
             self._to.add("rate", f"group {number}", float(group["lr"]))
+        if any(map(callable, (*args, *kwargs.values()))):  # a closure computes the gradients of this step
+            return
         for name, parameter in self._parameters(optimizer):
             if parameter.grad is not None:
                 self._to.add("gradient", name, self._read(parameter.grad), _type(parameter.grad))

@@ -20,9 +20,9 @@ class Reading(NamedTuple):
         step: how many steps of optimizers were before.
         kind: one of KINDS.
         name: of a module, a parameter, a buffer, a group of parameters, or what a script has noted.
-        value: rows: a digest of each row. output: [sum, sum of magnitudes]. start, parameter: [norm,
-            projection, digest]. gradient, buffer: [norm, projection]. Others: a number.
-        type: of the values: float32 ...; of a module: its class; of the seed: the group's backend.
+        value: rows: the projection of each row. output: [sum, sum of magnitudes, class]. start, parameter:
+            [norm, projection, digest]. gradient, buffer: [norm, projection]. Others: a number.
+        type: of the values: float32 ...; of the seed: the group's backend.
     """
 
     step: int

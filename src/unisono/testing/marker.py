@@ -49,6 +49,8 @@ def settings(item: pytest.Item) -> RanksMarker:
     given = arguments(mark)
     for name in LISTS:
         if isinstance(given.get(name), (list, tuple)):
+            if not given[name]:
+                raise ValueError(f"ranks: the list of {name} is empty")
             given[name] = getattr(item, "callspec").params[name]  # noqa: B009  (of functions only)
     if unknown := given.keys() - RanksMarker._fields:
         what = f"ranks: there is no {min(unknown)}="

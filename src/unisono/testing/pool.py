@@ -26,7 +26,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from unisono.engine.base.timeouts import LONGEST_S
+from unisono.engine.diagnosis.fault_text import signal_name
 from unisono.engine.environment import env
+from unisono.engine.membership.contact import process_state
 from unisono.testing import RankRequest
 from unisono.testing.marker import RanksMarker, settings
 from unisono.testing.merge import RankResult, merged
@@ -84,9 +86,8 @@ class RankHandle(NamedTuple):
 
     def where(self) -> str:
         """The stacks of its threads, without pytest's frames."""
-        with open(f"/proc/{self.pid}/stat") as stat:
-            if stat.read().rpartition(")")[2].split()[0] in "tT":
-                return "it is stopped, by SIGSTOP or a debugger\n"
+        if process_state(self.pid) in "tT":
+            return "it is stopped, by SIGSTOP or a debugger\n"
         os.kill(self.pid, STACKS)
         end, before, found = time.monotonic() + STACKS_S, "", ""
         while time.monotonic() < end and not (found and found == before):
@@ -216,7 +217,7 @@ class Pool:
         del self._ranks[rank.number]
         rank.close()
         code = self._ask(end=rank.pid)["status"]
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         moment = f"after {self._last}" if rank.number in self._died_idle else "in the middle of the test"
         died = why or f"it {how} {moment}"
         return RankResult(

@@ -166,9 +166,10 @@ class _RankPlugin:
         excinfo: Any = call.excinfo
         ours = excinfo is not None and isinstance(excinfo.value, UnisonoError)
         if ours and not self._config.option.fulltrace:
-            # The frames of the test, as the launcher shows them.
+            # The frames of the test, as the launcher shows them. pytest reads them from the exception itself.
             outside = [entry for entry in excinfo.traceback if not str(entry.path).startswith(_PACKAGE)]
-            excinfo.traceback = type(excinfo.traceback)(outside or excinfo.traceback)
+            if outside:
+                outside[-1]._rawentry.tb_next = None
         report = yield
         if excinfo is not None and (report.outcome != "passed" or hasattr(report, "wasxfail")):
             fault = getattr(excinfo.value, "report", None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,42 +53,33 @@ class MessageQueue:
 
     def enqueue(self, obj: Any, timeout: float | None = None) -> None:
         """Send an object. Raises TimeoutError: a reader is too slow, which the text names."""
-        self._refuse(not self._writes, "Only writers can enqueue")
+        self._check(writes=True, does="enqueue")
         self._queue.put(obj, timeout=math.inf if timeout is None else timeout)
 
     def dequeue(self, timeout: float | None = None, indefinite: bool = False) -> Any:  # noqa: ARG002
         """The next object, which is the caller's own. Raises TimeoutError; RuntimeError after `shutdown`."""
-        self._refuse(self._writes, "Only readers can dequeue")
-        with self._reading():
-            return self._queue.get(timeout=math.inf if timeout is None else timeout, copy=True)
+        self._check(writes=False, does="dequeue")
+        return self._read(self._queue.get, timeout, copy=True)
 
     @contextmanager
     def acquire_read(self, timeout: float | None = None, indefinite: bool = False) -> Iterator[memoryview]:  # noqa: ARG002
         """The encoded bytes of the next object, in place."""
-        self._refuse(self._writes, "Only readers can acquire read")
-        with self._reading():
-            data = self._queue.read(timeout=math.inf if timeout is None else timeout)
-        yield memoryview(data)
+        self._check(writes=False, does="acquire read")
+        yield memoryview(self._read(self._queue.read, timeout))
 
-    @property
-    def _writes(self) -> bool:
-        return self._group.rank == self._queue.writer
+    def _check(self, *, writes: bool, does: str) -> None:
+        if writes != (self._group.rank == self._queue.writer):
+            raise AssertionError(f"Only {'writers' if writes else 'readers'} can {does}")  # as there
 
-    @staticmethod
-    def _refuse(wrong: bool, text: str) -> None:
-        if wrong:
-            raise AssertionError(text)  # as there
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _read(self, call: Callable[..., Any], timeout: float | None, **how: bool) -> Any:
         try:
-            yield
+            return call(timeout=math.inf if timeout is None else timeout, **how)
         except GroupClosed as error:
             raise RuntimeError(f"cancelled: {error}") from None
 
     def broadcast_object(self, obj: Any = None) -> Any:
         """`enqueue` on the writer, `dequeue` elsewhere; returns the object."""
-        if not self._writes:
+        if self._group.rank != self._queue.writer:
             return self.dequeue()
         self.enqueue(obj)
         return obj

@@ -14,27 +14,16 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.compare.causes import finding
+from unisono.compare.parting import numbers
 from unisono.compare.records import TrialRun, read_run
 from unisono.engine.environment import env
-
-if TYPE_CHECKING:
-    from unisono.compare.parting import Parting
 
 __all__ = ["add_arguments", "main"]
 
 LAST_LINES = 30  # of the output of a run that failed
 DIVIDED = re.compile(r"\{(\d+)/ranks\}")
-
-
-class Launch(NamedTuple):
-    """One run to make: its name, its ranks, and what `unisono run` gets before the script."""
-
-    name: str
-    ranks: int
-    flags: tuple[str, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,20 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """TrialRun and compare. Exit code: 0 they agree, 1 they part, 2 nothing can be said."""
+    """Run and compare. Exit code: 0 they agree, 1 they part, 2 nothing can be said."""
     try:
-        runs = [_run(launch, args) for launch in _launches(args)]
+        sizes = _sizes(args)
+        runs = [_run(size, args) for size in sizes]
+        others = [_run(size, args, replaced=False) for size in sizes if args.against]
     except ValueError as error:
         sys.stderr.write(f"unisono compare: {error}\n")
         return 2
-    pairs = [(runs[0], other) for other in runs[1:]]
-    if args.against:  # each run of Unisono with the first, and with the one behind it, over the other library
-        pairs = [(runs[0], other) for other in runs[2::2]] + list(zip(runs[::2], runs[1::2], strict=True))
+    # Each with the first, and over Unisono with the same over the other library.
+    pairs = [(runs[0], other) for other in runs[1:]] + list(zip(runs, others, strict=False))
     agree = [_compare(one, many) for one, many in pairs]
     return 0 if all(agree) else 1
 
 
-def _launches(args: argparse.Namespace) -> list[Launch]:
+def _sizes(args: argparse.Namespace) -> list[int]:
     words = args.n.split(",")
     if not all(word.isdecimal() and int(word) for word in words) or args.steps < 0:
         raise ValueError(f"-n {args.n} --steps {args.steps}: expected -n 1,2 and at least 0 steps")
@@ -76,26 +66,23 @@ def _launches(args: argparse.Namespace) -> list[Launch]:
         raise ValueError(f"-n {args.n} is one run: there is nothing to compare it with. Write -n 1,{args.n}")
     if sizes != sorted(set(sizes)):
         raise ValueError(f"-n {args.n}: expected different numbers, the smallest first")
-    replace = ("--replace", args.against) if args.against else ()
-    found = []
-    for ranks in sizes:
-        name = "1 rank" if ranks == 1 else f"{ranks} ranks"
-        gpus = ("--virtual-gpus", str(ranks)) if args.virtual_gpus else ()
-        found.append(Launch(name, ranks, (*gpus, *replace)))
-        if args.against:
-            found.append(Launch(f"{name} over {args.against.capitalize()}", ranks, gpus))
-    return found
+    return sizes
 
 
-def _run(launch: Launch, args: argparse.Namespace) -> TrialRun:
-    """TrialRun the script, and read what its ranks have recorded.
+def _run(ranks: int, args: argparse.Namespace, *, replaced: bool = True) -> TrialRun:
+    """Run the script, and read what its ranks have recorded. replaced: with --against, over Unisono.
 
     Raises:
         ValueError: the run failed, or recorded nothing.
     """
-    words = [_filled(word, launch.ranks) for word in args.args]
-    flags = [*launch.flags, *(["-m"] if args.module else [])]
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(launch.ranks), *flags, args.script, *words]
+    name = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    if not replaced:
+        name += f" over {args.against.capitalize()}"
+    command = [sys.executable, "-m", "unisono", "run", "-n", str(ranks)]
+    command += ["--virtual-gpus", str(ranks)] if args.virtual_gpus else []
+    command += ["--replace", args.against] if args.against and replaced else []
+    command += ["-m"] if args.module else []
+    command += [args.script, *(_filled(word, ranks) for word in args.args)]
     with tempfile.TemporaryDirectory(prefix="unisono-compare-") as folder:
         environ = env.copy() | {"UNISONO_COMPARE": f"{args.steps}:{folder}"}
         done = subprocess.run(
@@ -103,17 +90,16 @@ def _run(launch: Launch, args: argparse.Namespace) -> TrialRun:
         )
         if done.returncode:
             last = "\n".join(done.stdout.splitlines()[-LAST_LINES:])
-            raise ValueError(f"{launch.name} failed with exit code {done.returncode}:\n{last}")
-        run = read_run(launch.name, Path(folder), launch.ranks)
+            raise ValueError(f"{name} failed with exit code {done.returncode}:\n{last}")
+        run = read_run(name, Path(folder), ranks)
     if args.against and run.backend != args.against:
         raise ValueError(
             f"the script asks for the backend {run.backend!r}: --against {args.against} is for scripts that "
             f"ask for {args.against!r}, and runs them once with Unisono in its place"
         )
     losses = [loss for step in (0, run.steps - 1) if (loss := run.mean_loss(step)) is not None]
-    print(
-        f"{run.name}: {run.steps} steps" + (f", loss {losses[0]:.6g} to {losses[-1]:.6g}" if losses else "")
-    )
+    said = f", loss {losses[0]:.6g} to {losses[-1]:.6g}" if losses else ""
+    print(f"{name}: {run.steps} steps{said}")
     return run
 
 
@@ -132,15 +118,10 @@ def _compare(one: TrialRun, many: TrialRun) -> bool:
     if found is None:
         print(f"{what}: equal to rounding in {one.steps} steps")
         return True
-    print(f"{what}: {_place(found.at, many)}")
-    print(f"    {found.why or 'no known fault explains it'}")
+    at, why = found
+    place = f"{what}: they part at step {at.step}, {at.kind}{f' {at.name}' if at.name else ''}"
+    if at.kind not in ("rows", "start"):
+        who = f"rank {at.rank} of {many.name}" if at.rank >= 0 else many.name
+        place += f": {numbers(at.one)[0]:.7g}, and {numbers(at.many)[0]:.7g} on {who}"
+    print(f"{place}\n    {why or 'no known fault explains it'}")
     return False
-
-
-def _place(at: Parting, many: TrialRun) -> str:
-    where = f"they part at step {at.step}, {at.kind}{f' {at.name}' if at.name else ''}"
-    if at.kind in ("rows", "start"):
-        return where
-    one, other = (value[0] if isinstance(value, list) else value for value in (at.one, at.many))
-    who = f"rank {at.rank} of {many.name}" if at.rank >= 0 else many.name
-    return f"{where}: {one:.7g}, and {other:.7g} on {who}"

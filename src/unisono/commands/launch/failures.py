@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import msgspec
 
 from unisono.commands.launch.console import Console, RankStream
 from unisono.commands.launch.job import STDERR, Job
+from unisono.engine.diagnosis.fault_text import signal_name
 from unisono.engine.diagnosis.report import MembershipNotice, UncaughtError
 
 FOLD_S = 2.0  # a received error is shown after this time, even if some ranks have not ended yet
@@ -257,14 +257,6 @@ class JobFailures:
 
 
 # ---- which failed first, and the texts -------------------------------------------------------------------
-
-
-def signal_name(number: int) -> str:
-    """Return "SIGSEGV" for 11; real-time signals have only numbers."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def exit_status(end: RankExit) -> int:

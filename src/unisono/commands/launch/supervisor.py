@@ -20,7 +20,7 @@ import msgspec
 
 from unisono.commands.launch.console import Console, OutputStreams
 from unisono.commands.launch.elastic import ElasticRanks
-from unisono.commands.launch.failures import JobFailures, RankProcess, exit_status, signal_name
+from unisono.commands.launch.failures import JobFailures, RankProcess, exit_status
 from unisono.commands.launch.job import Assignment, Job, rank_environment
 from unisono.commands.launch.mpi_imports import MpiImports
 from unisono.commands.launch.process import (
@@ -43,6 +43,7 @@ from unisono.commands.launch.process import (
     undying,
 )
 from unisono.engine.base.limits import is_limit, limit_text, usable_cores
+from unisono.engine.diagnosis.fault_text import signal_name
 from unisono.engine.environment import env
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # they end the job

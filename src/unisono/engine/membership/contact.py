@@ -116,7 +116,7 @@ class Contacts:
         if now < self._since.get(rank, self._began) + self._grace_s:
             return ""
         pid = self._engine.record_of(rank).pid
-        return "stopped" if pid != os.getpid() and _state(pid) in "Tt" else ""
+        return "stopped" if pid != os.getpid() and process_state(pid) in "Tt" else ""
 
     def _silent(self, rank: int, now: float) -> str:
         if not self._asked:
@@ -143,7 +143,7 @@ def overdue(engine: Engine) -> list[int]:
     return [each.rank for each in fault.ranks if each.started < fault.seq]
 
 
-def _state(pid: int) -> str:
+def process_state(pid: int) -> str:
     """The state of a process, as in proc(5); X where there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -15,7 +15,16 @@ from unisono import _native
 from unisono._native import FaultKind
 from unisono.engine import encoding
 from unisono.engine.encoding.nodes import LARGE_NBYTES
-from unisono.engine.windows.queue_links import QueueLink, QueueMemory, QueueRelay, QueueState, Told
+from unisono.engine.windows.queue_links import (
+    CLOSED,
+    CUT,
+    LOOK_S,
+    QueueLink,
+    QueueMemory,
+    QueueRelay,
+    TakenMessage,
+    Told,
+)
 from unisono.engine.windows.window import Seconds, WindowOwner
 from unisono.errors import GroupClosed, PeerLost, Timeout
 
@@ -25,10 +34,17 @@ LOCATE_AFTER_S = 0.5
 LINGER_S = 2.0
 """How long the end of a group waits until other hosts have got all messages."""
 
-LOOK_S = 0.02
-"""How often a rank that passes messages on looks whether others still read them, when it closes the queue."""
-
 _BRIEF = 1 << 16  # bytes that are copied with the GIL
+
+
+class Terms(NamedTuple):
+    """The arguments of a queue that are equal on all ranks."""
+
+    writer: int
+    readers: tuple[int, ...]
+    nbytes: int
+    keep: str
+    pickle: bool
 
 
 class Queue:
@@ -51,19 +67,16 @@ class Queue:
         self,
         owner: WindowOwner,
         ring: QueueMemory | None,
-        terms: tuple[int, list[int], int, str, bool],
+        terms: Terms,
         links: Sequence[QueueLink],
         relay: QueueRelay | None,
     ) -> None:
         """ring: None on a rank that neither writes nor reads.  links, relay: its threads between hosts."""
-        self.writer, readers, _, self.keep, self._pickle = terms
-        self.readers = tuple(readers)
+        self.writer, self.readers, _, self.keep, self._pickle = terms
         self._owner, self._ring, self._links, self._relay = owner, ring, links, relay
         self._lock = threading.Lock()
         self._closed = False
         owner.leave_callbacks.append(self._end)
-
-    # ---- the writer ------------------------------------------------------------------------------------
 
     def put(self, obj: Any, *, timeout: Seconds = None) -> None:
         """Write a message for all readers; wait until there is room. Its arrays are copied once.
@@ -87,7 +100,7 @@ class Queue:
                     self._lose("put", told)
             fault, offset, *details = ring.native.reserve(nbytes, left_s)
             if fault:
-                self._fail("put", fault, limit_s, [offset, *details])
+                self._fail("put", fault, limit_s, offset, *details)
             for piece in pieces:
                 end = offset + len(piece)
                 if len(piece) < _BRIEF:
@@ -105,8 +118,6 @@ class Queue:
             return list(encoding.encode_in_pieces(obj, pickle=self._pickle))
         except (TypeError, ValueError) as error:
             raise type(error)(f"put: {error}") from None
-
-    # ---- readers ---------------------------------------------------------------------------------------
 
     def get(self, *, timeout: Seconds = None, copy: bool = False) -> Any:
         """The next message; with keep="latest" the newest one, if this rank has not had it yet.
@@ -133,11 +144,11 @@ class Queue:
                 raise ValueError(f"get: rank {self._owner.rank} has left this queue; call join() before")
             fault, number, offset, nbytes = ring.native.take(ring.place, left_s)
             if fault:
-                self._fail("get", fault, limit_s, [number, offset, nbytes])
+                self._fail("get", fault, limit_s, number, offset, nbytes)
         if not number:
-            self._fail("get", FaultKind.PEER_LEFT, limit_s, [])
+            self._fail("get", FaultKind.PEER_LEFT, limit_s)
         if nbytes >= LARGE_NBYTES:
-            return ring.view(number, offset, nbytes)
+            return np.asarray(TakenMessage(ring, number, offset, nbytes))
         data = bytes(ring.bytes[offset : offset + nbytes])
         ring.native.give_back(ring.place, number)
         return data
@@ -165,8 +176,6 @@ class Queue:
         with self._lock:
             ring.native.leave(ring.place)
 
-    # ---- both ------------------------------------------------------------------------------------------
-
     def slowest(self, *, locate: bool = False) -> str:
         """Which reader has not given back the oldest message, since when; "" if none. The writer calls it.
 
@@ -175,8 +184,8 @@ class Queue:
         """
         ring = self._place("slowest", writes=True)
         found = ring.slowest(locate)
-        link = next((one for one in self._links if found and ring.ranks[one.place] == found.rank), None)
-        told = (link and link.told(False)) or found
+        links = (one for one in self._links if found and ring.ranks[one.place] == found.rank)
+        told = next((link.told(False) for link in links), None) or found
         return told.text if told else ""
 
     def _limit(self, timeout: Seconds) -> float:
@@ -204,14 +213,14 @@ class Queue:
             raise GroupClosed(f"queue.{operation} failed: this rank has closed the queue or its group")
         return ring
 
-    def _fail(self, operation: str, fault: int, limit_s: float, details: Sequence[int]) -> NoReturn:
+    def _fail(self, operation: str, fault: int, limit_s: float, *details: int) -> NoReturn:
+        """Raise the error of a call. details: the rank that is lost, its signal, its exit code."""
         ring, what = self._ring, f"queue.{operation} failed"
         assert ring is not None
         if self._closed:
             raise GroupClosed(f"{what}: this rank has closed the queue or its group")
-        pid = self._owner.engine.record_of(self.writer).pid
         if fault == FaultKind.TIMEOUT:
-            who = f"rank {self.writer} (pid {pid}) has put nothing new"
+            who = ring.told(self.writer, "has put nothing new").text
             if operation == "put":
                 who = self.slowest(locate=limit_s >= LOCATE_AFTER_S)
             raise Timeout(f"queue.{operation} timed out after {limit_s:g} s: {who}")
@@ -219,9 +228,9 @@ class Queue:
             self._lose(operation, ring.lost(*details), *details[1:])
         if fault != FaultKind.PEER_LEFT:
             raise self._owner.failure(f"queue.{operation}", limit_s)
-        if ring.native.state == QueueState.CUT:
-            self._lose(operation, Told(True, self.writer, pid, f"rank {self.writer} (pid {pid}) is lost"))
-        closed = ring.native.state == QueueState.CLOSED
+        if ring.native.state == CUT:
+            self._lose(operation, ring.told(self.writer, "is lost"))
+        closed = ring.native.state == CLOSED
         who = f"rank {self.writer}, the writer, has closed" if closed else "this rank has left"
         raise GroupClosed(f"{what}: {who} the queue")
 
@@ -266,7 +275,7 @@ class Queue:
         native, place = self._ring.native, self._ring.place
         native.stop(place)  # ends a call of another thread, which has the lock
         with self._lock:
-            native.leave(place) if place >= 0 else native.end(QueueState.CLOSED)
+            native.leave(place) if place >= 0 else native.end(CLOSED)
         end = time.monotonic() + limit_s
         for link in self._links:
             link.thread.join(min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX))

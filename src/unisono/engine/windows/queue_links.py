@@ -10,15 +10,11 @@ sleep.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import select
 import socket
 import struct
 import threading
-from enum import IntEnum
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +23,7 @@ import numpy as np
 from unisono import _native
 from unisono._native import FaultKind
 from unisono.engine.diagnosis.fault_text import signal_name
+from unisono.engine.membership.contact import process_state
 
 TELL_AFTER_S = 0.5
 """A relay that waits so long for room tells the writer for which reader; then after twice as long."""
@@ -34,16 +31,13 @@ TELL_AFTER_S = 0.5
 LONGEST_PATIENCE_S = 16.0
 """The longest of these waits."""
 
+LOOK_S = 0.02
+"""How often a relay looks whether the readers of its host live, and at the end whether they still read."""
+
 _LENGTH, _TOLD = struct.Struct("<Q"), struct.Struct("<I")
 _END = 2**64 - 1
-
-
-class QueueState(IntEnum):
-    """As `_native.Queue.state`."""
-
-    OPEN = 0
-    CLOSED = 1
-    CUT = 2
+OPEN, CLOSED, CUT = range(3)
+"""As `_native.Queue.state`."""
 
 
 class Told(msgspec.Struct, array_like=True):
@@ -72,36 +66,34 @@ class QueueMemory(NamedTuple):
     ranks: tuple[int, ...]
     place: int
 
-    def view(self, number: int, offset: int, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A message in place, read-only; it is given back when nobody uses this array any more."""
-        return np.asarray(_TakenMessage(self, number, offset, nbytes))
-
     def slowest(self, locate: bool) -> Told | None:
         """The reader that has not given back the oldest message. locate: ask for its line, see `Queue`."""
         place, number, since_s, taken = self.native.slowest()
         if place < 0:
             return None
-        rank = self.ranks[place]
-        doing = f"{'holds' if taken else 'has not taken'} message {number} for {since_s:.3g} s"
         line = self.native.line_of(place) if locate else ""
-        told = self._told(False, rank, doing + (line and f": it is at {line}"))
-        with contextlib.suppress(OSError):  # of another host, or it has ended
-            if Path(f"/proc/{told.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt":
-                told.text += ": it is stopped (SIGSTOP, a debugger)"
+        told = self.told(
+            self.ranks[place],
+            f"{'holds' if taken else 'has not taken'} message {number} for {since_s:.3g} s"
+            + (line and f": it is at {line}"),
+        )
+        if process_state(told.pid) in "Tt":
+            told.text += ": it is stopped (SIGSTOP, a debugger)"
         return told
 
-    def lost(self, rank: int, signal: int, code: int) -> Told:
+    def lost(self, rank: int, signal: int = 0, code: int = -1) -> Told:
         """A rank that has died, and how."""
         how = f"ended with exit code {code}" if code >= 0 else "has died"
-        return self._told(True, rank, f"was ended by {signal_name(signal)}" if signal else how)
+        return self.told(rank, f"was ended by {signal_name(signal)}" if signal else how, lost=True)
 
-    def _told(self, lost: bool, rank: int, what: str) -> Told:
+    def told(self, rank: int, what: str, *, lost: bool = False) -> Told:
+        """What is said of a rank."""
         pid = self.engine.record_of(rank).pid
         return Told(lost, rank, pid, f"rank {rank} (pid {pid}) {what}")
 
 
-class _TakenMessage:
-    """A message that this rank has: gives it back at its end."""
+class TakenMessage:
+    """A message in place, read-only, for NumPy; it is given back when no array uses it any more."""
 
     __slots__ = ("__array_interface__", "_number", "_ring")
 
@@ -118,12 +110,13 @@ class _End:
     """One end of a connection, and its thread."""
 
     def __init__(self, ring: QueueMemory, sock: socket.socket) -> None:
-        self._ring, self._socket = ring, sock
-        self.thread = threading.Thread(target=self._run, name="unisono queue", daemon=True)
+        self._ring, self.socket = ring, sock
+        self.thread = threading.Thread(target=self._run_and_close, name="unisono queue", daemon=True)
+        self.thread.start()
 
-    def close_copy(self) -> None:
-        """In a forked child."""
-        self._socket.close()
+    def _run_and_close(self) -> None:
+        with self.socket:
+            self._run()
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -133,16 +126,16 @@ class QueueLink(_End):
     """Sends what is put to one other host, in a thread. `place` is that of the host's relay."""
 
     def __init__(self, ring: QueueMemory, place: int, sock: socket.socket) -> None:
-        super().__init__(ring, sock)
         ring.native.join(place)
         self.place, self._received = place, b""
-        self._told: dict[bool, list[Told]] = {True: [], False: []}  # by `lost`
-        self.thread.start()
+        self._dead: list[Told] = []
+        self._slow: Told | None = None
+        super().__init__(ring, sock)
 
     def told(self, lost: bool) -> Told | None:
         """What the relay has told since: of a reader that has died, or of the slowest one."""
         try:
-            while more := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
+            while more := self.socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._received += more
             self._cut()
         except OSError:  # nothing more has come, or the connection has ended
@@ -152,15 +145,18 @@ class QueueLink(_End):
             if len(self._received) < end:
                 break
             told = _decode_told(self._received[_TOLD.size : end])
-            self._told[told.lost].append(told)
             self._received = self._received[end:]
-        found = self._told[lost]
-        if not lost:  # the newest counts
-            del found[:-1]
-        return found.pop(0) if found else None
+            if told.lost:
+                self._dead.append(told)
+            else:
+                self._slow = told
+        if lost:
+            return self._dead.pop(0) if self._dead else None
+        self._slow, slow = None, self._slow
+        return slow
 
     def _run(self) -> None:
-        native, sock = self._ring.native, self._socket
+        native, sock = self._ring.native, self.socket
         try:
             while True:
                 fault, number, offset, nbytes = native.take(self.place, math.inf)
@@ -178,32 +174,18 @@ class QueueLink(_End):
                 pass
         except OSError:
             self._cut()
-        finally:
-            sock.close()
 
     def _cut(self) -> None:
         """The relay is lost: do not wait for it."""
-        if not self._ring.native.reads(self.place) or self._ring.native.state:
-            return
-        self._ring.native.leave(self.place)
-        lost = self._ring.lost(self._ring.ranks[self.place], 0, -1)
-        lost.text += " and its host gets no more messages"
-        self._told[True].append(lost)
+        if self._ring.native.reads(self.place) and self._ring.native.state == OPEN:
+            self._ring.native.leave(self.place)
+            lost = self._ring.lost(self._ring.ranks[self.place])
+            lost.text += " and its host gets no more messages"
+            self._dead.append(lost)
 
 
 class QueueRelay(_End):
     """Receives messages for the readers of its host, in a thread."""
-
-    def __init__(self, ring: QueueMemory, sock: socket.socket) -> None:
-        super().__init__(ring, sock)
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
-        self._processes: list[int] = []  # descriptors of the other readers' processes
-        for rank in ring.ranks:
-            with contextlib.suppress(OSError):  # it has ended: `reserve` finds it
-                self._processes.append(os.pidfd_open(ring.engine.record_of(rank).pid))
-                self._poll.register(self._processes[-1], select.POLLIN)
-        self.thread.start()
 
     @property
     def needed(self) -> bool:
@@ -213,27 +195,26 @@ class QueueRelay(_End):
         return self.thread.is_alive() and any(map(ring.native.reads, others))
 
     def _run(self) -> None:
-        native, end = self._ring.native, QueueState.CUT
+        native, end = self._ring.native, CUT
         try:
             while (nbytes := self._length()) != _END:
                 offset = self._room(nbytes)
                 self._receive(self._ring.bytes[offset : offset + nbytes])
                 native.publish()
-            end = QueueState.CLOSED
+            end = CLOSED
         except OSError:
             pass
         finally:
             native.end(end)
-            self._socket.close()
-            for process in self._processes:
-                os.close(process)
 
     def _length(self) -> int:
         """The bytes of the next message; meanwhile readers may die."""
-        while self._socket.fileno() not in (ready := [number for number, _ in self._poll.poll()]):
-            for process in ready:
-                self._poll.unregister(process)
-            self._room(0)
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        while not poll.poll(LOOK_S * 1000):
+            dead, *found = self._ring.native.look()
+            if dead:
+                self._tell(self._ring.lost(*found))
         length = bytearray(_LENGTH.size)
         self._receive(memoryview(length))
         nbytes: int = _LENGTH.unpack(length)[0]
@@ -241,7 +222,7 @@ class QueueRelay(_End):
 
     def _receive(self, room: memoryview) -> None:
         while room:
-            got = self._socket.recv_into(room)
+            got = self.socket.recv_into(room)
             if not got:
                 raise ConnectionError("the writer's host has ended the connection")
             room = room[got:]
@@ -253,12 +234,14 @@ class QueueRelay(_End):
             fault, *found = self._ring.native.reserve(nbytes, patience_s)
             if not fault:
                 return found[0]
-            if fault == FaultKind.PEER_LOST and not self._ring.engine.faulted:
-                told: Told | None = self._ring.lost(*found)
-            elif fault == FaultKind.TIMEOUT and not self._ring.engine.faulted:
-                told, patience_s = self._ring.slowest(True), min(2 * patience_s, LONGEST_PATIENCE_S)
-            else:
+            if self._ring.engine.faulted or fault not in (FaultKind.PEER_LOST, FaultKind.TIMEOUT):
                 raise ConnectionError("the group has failed")
-            if told is not None:
-                text = msgspec.msgpack.encode(told)
-                self._socket.sendall(_TOLD.pack(len(text)) + text)
+            told = self._ring.lost(*found) if fault == FaultKind.PEER_LOST else self._ring.slowest(True)
+            if fault == FaultKind.TIMEOUT:
+                patience_s = min(2 * patience_s, LONGEST_PATIENCE_S)
+            self._tell(told)
+
+    def _tell(self, told: Told | None) -> None:
+        if told is not None:
+            text = msgspec.msgpack.encode(told)
+            self.socket.sendall(_TOLD.pack(len(text)) + text)

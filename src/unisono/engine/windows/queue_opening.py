@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import socket
@@ -16,16 +17,13 @@ from unisono.engine.bootstrap.forming import Identity
 from unisono.engine.store import Store
 from unisono.engine.store.base import close_in_children
 from unisono.engine.windows.opening import connect_members
-from unisono.engine.windows.queue import Queue
+from unisono.engine.windows.queue import Queue, Terms
 from unisono.engine.windows.queue_links import QueueLink, QueueMemory, QueueRelay
 from unisono.engine.windows.window import WindowOwner
 
 KEEPS = "all", "latest"
 LEAST_BYTES, MOST_BYTES = 1 << 12, 1 << 46
 ALIGNMENT = 64
-Terms = tuple[int, list[int], int, str, bool]
-"""The writer, the readers, the bytes, what is kept, whether messages are pickled: equal on all ranks."""
-
 _KIND = "queue"
 
 
@@ -48,10 +46,10 @@ def open_queue(
     except (TypeError, ValueError) as error:  # the others do not wait for this rank
         gather((f"failed: {type(error).__name__}: {error}", None))
         raise
-    for rank, (wrong, other) in enumerate(gather(("", terms))):
-        if wrong or other != terms:
-            raise ValueError(f"queue: rank {rank} {wrong or f'has other arguments: {other}'}")
-    writer = terms[0]
+    for rank, (wrong, other) in enumerate(gather(("", tuple(terms)))):
+        if wrong or Terms(*other) != terms:
+            raise ValueError(f"queue: rank {rank} {wrong or f'has other arguments: {Terms(*other)}'}")
+    writer = terms.writer
     homes = [""] * owner.size
     if meeting is not None:
         homes = [info.memory_domain for info in meeting[1].membership.peers]
@@ -71,11 +69,10 @@ def open_queue(
                 relay = QueueRelay(ring, sock)
             else:
                 sock.close()
+            close_in_children(sock.close)
     if ring is not None and ring.place >= 0 and join:
         ring.native.join(ring.place)
     queue = Queue(owner, ring, terms, links, relay)
-    for end in (*links, *filter(None, [relay])):
-        close_in_children(end.close_copy)
     gather(None)  # all readers have joined: they get the first message
     return queue
 
@@ -96,7 +93,7 @@ def _terms(
     if keep not in KEEPS:
         raise ValueError(f"queue: keep is {keep!r}, expected one of {', '.join(KEEPS)}")
     nbytes = -(-whole(nbytes, "queue: bytes", LEAST_BYTES, MOST_BYTES) // ALIGNMENT) * ALIGNMENT
-    return writer, sorted(chosen), nbytes, keep, flag(pickle, "queue: pickle")
+    return Terms(writer, tuple(sorted(chosen)), nbytes, keep, flag(pickle, "queue: pickle"))
 
 
 def _share(
@@ -108,6 +105,7 @@ def _share(
         MemoryError: a rank has no room for the messages; all ranks raise it.
     """
     writer, readers, nbytes, keep, _ = terms
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     apart = list(map(str, range(owner.size)))  # where no process may open another's memory
     for names in (homes, apart):
         firsts = {names[rank]: rank for rank in (*reversed(readers), writer)}
@@ -119,6 +117,8 @@ def _share(
         memory, wrong = -1, ""
         if head == owner.rank:
             try:
+                if size > most:  # the system would take all there is, and then end a process
+                    raise OSError(errno.ENOMEM, f"the machine has {most}")
                 memory = os.memfd_create("unisono-queue", os.MFD_CLOEXEC)
                 os.posix_fallocate(memory, 0, size)  # now: later a lack of memory would end the process
             except OSError as error:
