@@ -187,38 +187,14 @@ void unisono_virtual_trace(const c10::impl::PyInterpreter* interpreter) {
   c10::impl::GPUTrace::set_trace(interpreter);
 }
 
-size_t unisono_virtual_shared_size() { return DeviceUsage::size(); }
 int unisono_virtual_count() { return visible_devices(); }
 int unisono_virtual_physical(int device) { return account(device).physical(); }
 int unisono_virtual_current() { return current_device(); }
-// Returns 0, or 1 if there is no such device.
-int unisono_virtual_set(int device) {
-  if (device >= device_count()) return 1;
-  if (device >= 0) set_current_device(static_cast<DeviceIndex>(device));
-  return 0;
-}
-
-int64_t unisono_virtual_stream(int device) { return current_stream(static_cast<DeviceIndex>(device)).id(); }
-void unisono_virtual_set_stream(int device, int64_t id) {
-  guard()->exchangeStream(
-      c10::Stream(c10::Stream::UNSAFE, Device(c10::kCUDA, static_cast<DeviceIndex>(device)), id));
-}
 int64_t unisono_virtual_stream_handle(int device, int64_t id) {
   return stream_handle(
       c10::Stream(c10::Stream::UNSAFE, Device(c10::kCUDA, static_cast<DeviceIndex>(device)), id));
 }
 
-// kCounted x kPools x (current, peak, allocated, freed), then retries, ooms, allocs, frees.
-void unisono_virtual_statistics(int device, int64_t* out) {
-  const DeviceStats seen = account(device).statistics();
-  for (const auto& pools : seen.counts)
-    for (const DeviceStat& count : pools)
-      for (const int64_t n : {count.current, count.peak, count.allocated, count.freed}) *out++ = n;
-  for (const int64_t n : {seen.retries, seen.ooms, seen.device_allocs, seen.device_frees}) *out++ = n;
-}
-void unisono_virtual_reset_peak(int device) { account(device).reset_peak(); }
-void unisono_virtual_reset_accumulated(int device) { account(device).reset_accumulated(); }
-void unisono_virtual_empty_cache() { device_allocator()->emptyCache({0, 0}); }
 void unisono_virtual_set_fraction(int device, double fraction) { account(device).set_fraction(fraction); }
 double unisono_virtual_fraction(int device) { return account(device).fraction(); }
 int64_t unisono_virtual_free(int device) { return account(device).free_bytes(); }
