@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,37 +47,26 @@ class ImportHook:
         return spec
 
 
-class _HookLoader:
+class _HookLoader(NamedTuple):
     """A module's loader, with a call before it and one after it."""
 
-    def __init__(
-        self,
-        loader: Any,
-        before: Callable[[], None] | None,
-        after: Callable[[ModuleType], None] | None,
-    ) -> None:
-        self._loader = loader
-        self._run_before = before
-        self._run_after = after
+    loader: Any
+    before: Callable[[], None] | None
+    after: Callable[[ModuleType], None] | None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        if self._run_before:
-            self._run_before()
-        made: ModuleType | None = self._loader.create_module(spec)
+        if self.before:
+            self.before()
+        made: ModuleType | None = self.loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
+        self.loader.exec_module(module)
         if module.__spec__ is not None:
-            module.__spec__.loader = self._loader  # readers of it find PyTorch's own loader
-        module.__loader__ = self._loader
-        if self._run_after:
-            self._run_after(module)
+            module.__spec__.loader = self.loader  # readers of it find PyTorch's own loader
+        module.__loader__ = self.loader
+        if self.after:
+            self.after(module)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-def already_imported() -> bool:
-    """Whether PyTorch has been imported."""
-    return "torch" in sys.modules
+        return getattr(self.loader, name)

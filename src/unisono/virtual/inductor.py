@@ -21,6 +21,7 @@ from torch import fx
 from unisono.torch_internals import inductor
 
 from .graphs import as_one_step
+from .kernels import on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,23 +90,19 @@ def _on_host(compiled: Callable[..., Any], devices: list[int], operations: list[
         return as_one_step(run_on_host, words, {})
 
     def run_on_host(*inputs: Any) -> list[Any]:
-        given = [x for x in inputs if isinstance(x, torch.Tensor)]
-        hosts = torch.ops.unisono_virtual.hosts(given)
-        each = iter(hosts)
-        words = [next(each) if isinstance(x, torch.Tensor) else x for x in inputs]
+        with _CpuDrawsAsGpu(inputs) if draws else _NOTHING:
+            return on_host(call, inputs, devices.__getitem__)
+
+    def call(words: list[Any]) -> list[Any]:
         _RUNNING.depth = getattr(_RUNNING, "depth", 0) + 1
         try:
-            with _CpuDrawsAsGpu(given) if draws else _NOTHING:
-                made = list(compiled(words))
+            made = list(compiled(words))
         finally:
             _RUNNING.depth -= 1
-        places = [i for i, x in enumerate(made) if isinstance(x, torch.Tensor)]
-        found = [made[i] for i in places]
         if communicates:  # a wait finds the call by memory that the CPU's tensor has
-            found = [torch.ops._c10d_functional.wait_tensor(x) for x in found]
-        on_gpus = torch.ops.unisono_virtual.devices(given, hosts, found, [devices[i] for i in places])
-        for i, x in zip(places, on_gpus, strict=True):
-            made[i] = x
+            made = [
+                torch.ops._c10d_functional.wait_tensor(x) if isinstance(x, torch.Tensor) else x for x in made
+            ]
         return made
 
     run._boxed_call = True  # type: ignore[attr-defined]
@@ -115,8 +112,8 @@ def _on_host(compiled: Callable[..., Any], devices: list[int], operations: list[
 class _CpuDrawsAsGpu:
     """Seeds the CPU's random numbers from those of a graph's first GPU, for the time of the graph."""
 
-    def __init__(self, inputs: list[torch.Tensor]) -> None:
-        self._device = next((x.device for x in inputs if x.is_cuda), torch.device("cuda"))
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._device = next((x.device for x in inputs if _index(x) >= 0), torch.device("cuda"))
 
     def __enter__(self) -> None:
         self._state = torch.default_generator.get_state()

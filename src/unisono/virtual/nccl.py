@@ -19,12 +19,12 @@ from torch.autograd.graph import increment_version
 
 from unisono.engine.environment import env
 from unisono.errors import Timeout, message
-from unisono.torch import registration
+from unisono.torch import nccl_substitute, registration
 from unisono.torch.arguments import TensorArguments, options, single
 from unisono.torch.collectives import Collectives, flat
 from unisono.torch.cuda import first_tensor, is_cuda
 from unisono.torch.hooks import COLLECTIVES, OLD_NAMES
-from unisono.torch.nccl_substitute import NcclSubstitute, install
+from unisono.torch.nccl_substitute import NcclSubstitute
 from unisono.torch.process_group import ProcessGroupUnisono, world
 from unisono.torch.subgroups import NO_PARENT, ParentRanks
 from unisono.torch.work import UnisonoWork
@@ -45,6 +45,7 @@ from .inductor import runs_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from unisono.engine.group.native import NativeGroup
     from unisono.torch.shrinking import Survivors
@@ -356,9 +357,9 @@ def _on_host(x: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def make() -> None:
-    """Install the replacement of ProcessGroupNCCL. Called after the import of `unisono.torch`."""
-    install(NcclSubstitute(_process_group, _on_host))
+def install(module: ModuleType) -> None:  # noqa: ARG001
+    """Install the replacement of ProcessGroupNCCL, after the import of `unisono.torch`."""
+    nccl_substitute.install(NcclSubstitute(_process_group, _on_host))
     namespace = {"Options": Options, "NCCLConfig": NCCLConfig, "__module__": c10d.__name__}
     replacement: Any = NcclReplacement("ProcessGroupNCCL", (), namespace)
     nccl_slots.replace_nccl(replacement, timeout=timedelta(minutes=10), hash_tensors=_hash_tensors)

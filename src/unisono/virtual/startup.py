@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -21,11 +23,10 @@ if TYPE_CHECKING:
 
 MOST = 64
 DEFAULT_MEMORY = 80 << 30
+PARTS = {"unisono.torch": "nccl", "torch._inductor.compile_fx": "inductor", "triton": "triton"}
+"""Modules of this package to install when another one has been imported, by the other's name."""
 
-
-_STATE: dict[
-    str, VirtualGpuSettings
-] = {}  # "on": the settings. PyTorch itself can have only one set of devices.
+_STATE: dict[str, VirtualGpuSettings] = {}  # "on": the settings. PyTorch can have one set of devices.
 
 
 def enabled() -> VirtualGpuSettings | None:
@@ -57,7 +58,7 @@ def enable(
         if now._replace(shared=shared) != wanted:
             raise ValueError(message("virtual GPUs are on", observed=str(now), expected=str(wanted)))
         return
-    if import_hook.already_imported():
+    if "torch" in sys.modules:
         raise RuntimeError(
             message(
                 "virtual GPUs must be turned on before PyTorch is imported",
@@ -67,9 +68,8 @@ def enable(
     _STATE["on"] = wanted
     set_for_libraries(os.environ)  # noqa: TID251  (this process is the one that they run in)
     start = _StartupSteps(wanted)
-    after = {"torch._C": start.after_c, "torch": start.after_torch, "unisono.torch": start.after_backend}
-    after["torch._inductor.compile_fx"] = start.after_inductor
-    after["triton"] = start.after_triton
+    after = {name: functools.partial(_install, part) for name, part in PARTS.items()}
+    after |= {"torch._C": start.after_c, "torch": start.after_torch}
     sys.meta_path.insert(0, import_hook.ImportHook({"torch": start.before_torch}, after))
 
 
@@ -152,32 +152,13 @@ class _StartupSteps:
         tensor_types.install()
         self._kernels = kernels.register()
         module.backends.cuda.enable_cudnn_sdp(False)
-        module.backends.cudnn.is_acceptable = _not_acceptable  # without its warning
+        module.backends.cudnn.is_acceptable = lambda tensor: False  # without its warning  # noqa: ARG005
         module.cuda._get_pynvml_handler = cuda.refusal("pynvml", "it has no sensors")
         module.cuda._device_count_nvml = lambda: -1  # a real driver reports real devices only
 
-    def after_backend(self, module: ModuleType) -> None:  # noqa: ARG002
-        """Replace NCCL by Unisono's backend."""
-        from . import nccl
 
-        nccl.make()
-
-    def after_triton(self, module: ModuleType) -> None:
-        """Interpret Triton's kernels."""
-        from . import triton
-
-        triton.install(module)
-
-    def after_inductor(self, module: ModuleType) -> None:
-        """Compile for the CPU."""
-        from . import inductor
-
-        inductor.install(module)
-
-
-def _not_acceptable(tensor: object) -> bool:  # noqa: ARG001
-    """Replace `torch.backends.cudnn.is_acceptable`."""
-    return False
+def _install(part: str, module: ModuleType) -> None:
+    importlib.import_module(f".{part}", __package__).install(module)
 
 
 def _opened(path: str) -> int:
