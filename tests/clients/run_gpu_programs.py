@@ -59,6 +59,9 @@ GPU_PROGRAMS = (
     GpuProgram(
         "torchvision detection", "torchvision", ("models_of_libraries.py", "torchvision"), tolerance=0.2
     ),
+    GpuProgram("torchvision classification", "torchvision", ("torchvision_program.py", "classification"), tolerance=1e-2),
+    GpuProgram("torchvision segmentation", "torchvision", ("torchvision_program.py", "segmentation"), tolerance=1e-3),
+    GpuProgram("torchvision video", "torchvision", ("torchvision_program.py", "video"), tolerance=1e-3),
     torchtitan("fsdp"), torchtitan("tp"), torchtitan("pp"),
     torchtitan("cp", (2, 4)), torchtitan("all", (4, 8)),
     GpuProgram("trl SFT", "trl", ("trl_program.py", "sft", "{gpus}"), ACCELERATE, 1e-3),
