@@ -1,4 +1,4 @@
-#include "determinism.hpp"
+#include "checks.hpp"
 
 #include <ATen/Context.h>
 #include <ATen/core/Reduction.h>

@@ -10,12 +10,10 @@
 #include <string_view>
 
 #include "checks.hpp"
-#include "determinism.hpp"
 #include "device.hpp"
 #include "generator.hpp"
 #include "host_arguments.hpp"
 #include "memory.hpp"
-#include "types.hpp"
 
 namespace unisono::virtual_gpu {
 

@@ -2,6 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -137,22 +138,20 @@ void poison(void* at, size_t nbytes, c10::ScalarType type) {
   std::memset(at, pattern, nbytes);
 }
 
-// The patterns of set_poison in f32, and what f16 and bf16 become there.
-bool is_poison(uint32_t bits) { return bits == 0xffffffffU || bits == 0xffffe000U || bits == 0xffff0000U; }
+// Whether a number has the pattern of set_poison, or what becomes of it in a type with more bits.
+template <typename Bits>
+bool any_poison(const void* at, int64_t numel, std::initializer_list<Bits> patterns) {
+  const auto* const bits = static_cast<const Bits*>(at);
+  return std::find_first_of(bits, bits + numel, patterns.begin(), patterns.end()) != bits + numel;
+}
 
 void warn_if_poison(const void* at, int64_t numel, c10::ScalarType type) {
   if (!poisoning) return;
-  bool found = false;
-  for (int64_t i = 0; i < numel && !found; ++i) {
-    if (type == c10::kFloat) {
-      found = is_poison(static_cast<const uint32_t*>(at)[i]);
-    } else if (type == c10::kHalf || type == c10::kBFloat16) {
-      found = static_cast<const uint16_t*>(at)[i] == 0xffffU;
-    } else if (type == c10::kDouble) {
-      const uint64_t bits = static_cast<const uint64_t*>(at)[i];
-      found = bits == ~uint64_t{0} || bits == 0xffffffffe0000000ULL;
-    }
-  }
+  const bool half = type == c10::kHalf || type == c10::kBFloat16;
+  const bool found =
+      type == c10::kFloat    ? any_poison<uint32_t>(at, numel, {0xffffffffU, 0xffffe000U, 0xffff0000U})
+      : type == c10::kDouble ? any_poison<uint64_t>(at, numel, {~uint64_t{0}, 0xffffffffe0000000ULL})
+                             : half && any_poison<uint16_t>(at, numel, {0xffff});
   if (found)
     TORCH_WARN_ONCE(
         "This NaN is memory that was read before it was written, as of torch.empty: virtual GPUs fill "

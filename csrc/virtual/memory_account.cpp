@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <new>
 #include <sstream>
+#include <tuple>
 
 namespace unisono::virtual_gpu {
 
@@ -101,8 +102,7 @@ DeviceUsage& device_usage() {
 // ---- one device ----
 
 bool MemoryAccount::BlockOrder::operator()(const MemoryBlock* a, const MemoryBlock* b) const {
-  if (a->stream != b->stream) return a->stream < b->stream;
-  return a->size != b->size ? a->size < b->size : a->address < b->address;
+  return std::tie(a->stream, a->size, a->address) < std::tie(b->stream, b->size, b->address);
 }
 
 void MemoryAccount::configure(int device, int physical, int64_t capacity, bool limited) {

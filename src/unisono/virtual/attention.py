@@ -230,12 +230,8 @@ def varlen_backward(a: Any) -> tuple[Tensor, ...]:
     call = _call(a, lower_right=True, seed=_seed(a, a.rng_state))
     made = tuple(torch.zeros_like(x) for x in (a.query, a.key, a.value))
     for of_q, of_k in _sequences(a):
-        grad, q, k, v, out = (
-            _as_heads(x[place])
-            for x, place in (
-                (a.grad_out, of_q), (a.query, of_q), (a.key, of_k), (a.value, of_k), (a.out, of_q),
-            )
-        )  # fmt: skip
+        given = ((a.query, of_q), (a.key, of_k), (a.value, of_k), (a.out, of_q), (a.grad_out, of_q))
+        q, k, v, out, grad = (_as_heads(x[place]) for x, place in given)
         rows = a.logsumexp[None, :, of_q] if a.query.dim() == 3 else a.logsumexp[of_q]
         grads = backward(grad, q, k, v, out, rows, call)[:3]
         for whole, place, each in zip(made, (of_q, of_k, of_k), grads, strict=True):

@@ -22,11 +22,9 @@ def functions(c: Any) -> dict[str, Any]:
         "_scatter_out": _scatter_out,
         "_gather": _gather,
         "_gather_out": _gather_out,
-        "_nccl_all_reduce": _all_reduce,
-        "_nccl_reduce": _reduce,
-        "_nccl_broadcast": lambda inputs, root, streams=None, comms=None: _broadcast_out(
-            inputs[root], inputs
-        ),
+        "_nccl_all_reduce": lambda inputs, outputs, op, *_: _broadcast_out(_reduced(inputs, op), outputs),
+        "_nccl_reduce": lambda inputs, output, root, op, *_: output.copy_(_reduced(inputs, op)),
+        "_nccl_broadcast": lambda inputs, root, *_: _broadcast_out(inputs[root], inputs),
         "_nccl_all_gather": _all_gather,
         "_nccl_reduce_scatter": _reduce_scatter,
     }
@@ -96,14 +94,6 @@ def _reduced(inputs: Any, op: int) -> Any:
     for x in inputs[1:]:
         result = getattr(result, REDUCTIONS[op])(x.to(result.device))
     return result
-
-
-def _all_reduce(inputs: Any, outputs: Any, op: int, streams: Any = None, comms: Any = None) -> None:
-    _broadcast_out(_reduced(inputs, op), outputs)
-
-
-def _reduce(inputs: Any, output: Any, root: int, op: int, streams: Any = None, comms: Any = None) -> None:
-    output.copy_(_reduced(inputs, op))
 
 
 def _all_gather(inputs: Any, outputs: Any, streams: Any = None, comms: Any = None) -> None:

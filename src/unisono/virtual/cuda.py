@@ -78,14 +78,10 @@ ANSWERS: dict[str, Any] = {
     },
 }  # fmt: skip
 """What functions return that change nothing here."""
-RANGES = {
-    "rangePushA": 0, "rangePop": 0, "rangeStartA": 0, "rangeEnd": None, "markA": None, "deviceRangeStart": 0,
-    "deviceRangeEnd": None,
-}  # fmt: skip
-RUNTIME = (
-    "cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister", "cudaStreamCreate",
-    "cudaStreamDestroy",
-)  # fmt: skip
+RANGES: dict[str, Any] = dict.fromkeys(("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"), 0)
+RANGES |= dict.fromkeys(("rangeEnd", "markA", "deviceRangeEnd"))
+RUNTIME = [f"cuda{each}" for each in ("ProfilerStart", "ProfilerStop", "StreamCreate", "StreamDestroy")]
+RUNTIME += ["cudaHostRegister", "cudaHostUnregister"]
 
 
 class DeviceProperties:
@@ -129,8 +125,6 @@ def install(c: ModuleType, library: VirtualGpuLibrary, settings: VirtualGpuSetti
         **{name: refusal(name, why) for name, why in REFUSED.items()},
         **_devices(c, library, python),
         **_memory(c, library),
-        **_streams(c, library),
-        **streams.classes(library),
         **{name: _answer(value) for name, value in ANSWERS.items()},
         **comm.functions(c),
     }
@@ -175,6 +169,13 @@ def _devices(c: Any, library: VirtualGpuLibrary, python: TorchPython) -> dict[st
             raise c.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
         c._accelerator_synchronizeDevice(library.current())
 
+    def current(device: int) -> tuple[int, int, int]:
+        stream = c._accelerator_getStream(device)
+        return stream.stream_id, stream.device_index, CUDA
+
+    def set_stream(**place: int) -> None:
+        c._accelerator_setStream(c.Stream(**place))
+
     mode = {"sync_debug_mode": 0, "cudnn_benchmark_limit": 10}  # without effect
     setters = {f"_cuda_set_{name}": functools.partial(mode.__setitem__, name) for name in mode}
     getters = {f"_cuda_get_{name}": functools.partial(mode.__getitem__, name) for name in mode}
@@ -191,6 +192,15 @@ def _devices(c: Any, library: VirtualGpuLibrary, python: TorchPython) -> dict[st
         "_cuda_isInBadFork": lambda: python.in_bad_fork(CUDA),
         "_cuda_sleep": lambda cycles: time.sleep(min(cycles / 1.41e9, 10.0)),
         "_can_use_flash_attention": lambda given, debug=False: given.query.itemsize == 2,
+        "_cuda_getCurrentStream": current,
+        "_cuda_getDefaultStream": lambda device: (0, library.current() if device < 0 else device, CUDA),
+        "_cuda_getCurrentRawStream": lambda device: library.stream_handle(device, current(device)[0]),
+        "_cuda_setStream": set_stream,
+        "_cuda_isCurrentStreamCapturing": streams.capturing,
+        "_graph_pool_handle": streams.new_pool,
+        "_CudaStreamBase": streams.stream_class(library),
+        "_CudaEventBase": streams.CudaEventBase,
+        "_CUDAGraph": streams.CudaGraphBase,
         "_nvtx": _module("_nvtx", RANGES),
         "_CudaDeviceProperties": DeviceProperties,
         "_activate_gpu_trace": lambda: library.trace(python.interpreter()),
@@ -238,24 +248,6 @@ def _module(name: str, answers: dict[str, Any]) -> Any:
     return made
 
 
-def _streams(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
-    def current(device: int) -> tuple[int, int, int]:
-        stream = c._accelerator_getStream(device)
-        return stream.stream_id, stream.device_index, CUDA
-
-    def set_stream(**place: int) -> None:
-        c._accelerator_setStream(c.Stream(**place))
-
-    return {
-        "_cuda_getCurrentStream": current,
-        "_cuda_getDefaultStream": lambda device: (0, library.current() if device < 0 else device, CUDA),
-        "_cuda_getCurrentRawStream": lambda device: library.stream_handle(device, current(device)[0]),
-        "_cuda_setStream": set_stream,
-        "_cuda_isCurrentStreamCapturing": streams.capturing,
-        "_graph_pool_handle": streams.new_pool,
-    }
-
-
 def _initialize(
     library: VirtualGpuLibrary, python: TorchPython, settings: VirtualGpuSettings
 ) -> Callable[[], None]:
@@ -266,10 +258,8 @@ def _initialize(
         library.use()
         if library.count() == 0:
             raise RuntimeError("No CUDA GPUs are available")
-        library.give_default(1)
-        generators = tuple(torch.Generator(f"cuda:{index}") for index in range(library.count()))
-        library.give_default(0)
-        torch.cuda.default_generators = generators
+        generators = map(torch.ops.unisono_virtual.generator, range(library.count()))
+        torch.cuda.default_generators = tuple(generators)
         torch.cuda._get_device_properties = lambda device: DeviceProperties(
             library.physical(device), library.capacity(device)
         )

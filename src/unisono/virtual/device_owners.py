@@ -42,14 +42,10 @@ class DeviceOwners:
         self.agreed = True
         properties: Any = torch.cuda.get_device_properties(device)
         mine = f"{properties.pci_bus_id << 12} {socket.gethostname()}"
-        self._store.set(self._key(self._rank), mine)
+        self._store.set(f"device of {self._rank}", mine)
         for rank in range(self._size):
-            if rank == self._rank or not self._store.check([self._key(rank)]):
+            if rank == self._rank or not self._store.check([f"device of {rank}"]):
                 continue
-            if self._store.get(self._key(rank)).decode() == mine:
+            if self._store.get(f"device of {rank}").decode() == mine:
                 bus = properties.pci_bus_id << 12
                 raise dist.DistBackendError(TEXT.format(*sorted((rank, self._rank)), bus))
-
-    @staticmethod
-    def _key(rank: int) -> str:
-        return f"device of {rank}"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,30 +43,24 @@ class ImportHook:
         finally:
             self._finding = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _HookLoader(spec.loader, self._before.get(fullname), self._after.get(fullname))  # type: ignore[assignment]
+            _surround(spec.loader, self._before.get(fullname), self._after.get(fullname))
         return spec
 
 
-class _HookLoader(NamedTuple):
-    """A module's loader, with a call before it and one after it."""
+def _surround(
+    loader: Any, before: Callable[[], None] | None, after: Callable[[ModuleType], None] | None
+) -> None:
+    """Let a loader call a function before it makes its module, and one after it has executed it."""
+    create, execute = loader.create_module, loader.exec_module
 
-    loader: Any
-    before: Callable[[], None] | None
-    after: Callable[[ModuleType], None] | None
+    def create_module(spec: ModuleSpec) -> Any:
+        if before:
+            before()
+        return create(spec)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        if self.before:
-            self.before()
-        made: ModuleType | None = self.loader.create_module(spec)
-        return made
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        if after:
+            after(module)
 
-    def exec_module(self, module: ModuleType) -> None:
-        self.loader.exec_module(module)
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.loader  # readers of it find PyTorch's own loader
-        module.__loader__ = self.loader
-        if self.after:
-            self.after(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.loader, name)
+    loader.create_module, loader.exec_module = create_module, exec_module

@@ -24,10 +24,10 @@ from .graphs import as_one_step
 from .kernels import on_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HALF = torch.float16
 aten: Any = torch.ops.aten
 OPERATOR = type(aten.mm.default)
@@ -68,7 +68,7 @@ def _for_virtual_gpus(compile_one: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:  # what Inductor cannot do, PyTorch can without it
             LOG.debug("a graph runs uncompiled", exc_info=True)
             _notice(error)
-            return _uncompiled(graph)
+            return _boxed(graph)
         return _on_host(compiled, devices, _operations(moved))
 
     return compile_graph
@@ -84,13 +84,8 @@ def _on_host(compiled: Callable[..., Any], devices: list[int], operations: list[
     draws = any(torch.Tag.nondeterministic_seeded in op.tags for op in operations)
     communicates = any(op.namespace == "_c10d_functional" for op in operations)
 
-    def run(inputs: list[Any]) -> Any:
-        words = tuple(inputs)
-        inputs.clear()
-        return as_one_step(run_on_host, words, {})
-
     def run_on_host(*inputs: Any) -> list[Any]:
-        with _CpuDrawsAsGpu(inputs) if draws else _NOTHING:
+        with _cpu_draws_as_gpu(inputs) if draws else _NOTHING:
             return on_host(call, inputs, devices.__getitem__)
 
     def call(words: list[Any]) -> list[Any]:
@@ -105,22 +100,19 @@ def _on_host(compiled: Callable[..., Any], devices: list[int], operations: list[
             ]
         return made
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return _boxed(lambda *inputs: as_one_step(run_on_host, inputs, {}))
 
 
-class _CpuDrawsAsGpu:
-    """Seeds the CPU's random numbers from those of a graph's first GPU, for the time of the graph."""
-
-    def __init__(self, inputs: Sequence[Any]) -> None:
-        self._device = next((x.device for x in inputs if _index(x) >= 0), torch.device("cuda"))
-
-    def __enter__(self) -> None:
-        self._state = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(int(torch.randint(2**62, (), device=self._device)))
-
-    def __exit__(self, *error: object) -> None:
-        torch.default_generator.set_state(self._state)
+@contextlib.contextmanager
+def _cpu_draws_as_gpu(inputs: Sequence[Any]) -> Iterator[None]:
+    """Seed the CPU's random numbers from those of a graph's first GPU, for the time of the graph."""
+    device = next((x.device for x in inputs if _index(x) >= 0), CUDA)
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(int(torch.randint(2**62, (), device=device)))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 def _moved(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
@@ -129,8 +121,7 @@ def _moved(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule
     Raises:
         NotImplementedError: the CPU does not have an operation.
     """
-    values = [*inputs, *(node.meta.get("val") for node in graph.graph.nodes)]
-    mode = next((x.fake_mode for x in values if hasattr(x, "fake_mode")), None)
+    mode = next((x.fake_mode for x in _values(graph, inputs) if hasattr(x, "fake_mode")), None)
     if mode is None:
         raise NotImplementedError("its inputs have values, not only shapes")
     with mode:
@@ -219,15 +210,20 @@ def _index(value: Any) -> int:
 
 
 def _uses_gpus(graph: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    values = [*inputs, *(node.meta.get("val") for node in graph.graph.nodes)]
-    return any(isinstance(x, torch.Tensor) and x.is_cuda for x in values)
+    return any(_index(x) >= 0 for x in _values(graph, inputs))
 
 
-def _uncompiled(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+def _values(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    return [*inputs, *(node.meta.get("val") for node in graph.graph.nodes)]
+
+
+def _boxed(call: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """Take inputs as a list, which is empty when `call` runs: nobody else keeps their memory."""
+
     def run(inputs: list[Any]) -> Any:
         given = tuple(inputs)
         inputs.clear()
-        return graph(*given)
+        return call(*given)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

@@ -5,7 +5,6 @@ Formulas: Ioffe and Szegedy 2015 (batch norm), Hochreiter and Schmidhuber 1997 (
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +64,8 @@ def batch_norm_gather_stats_with_counts(
 def batch_norm_gather_stats(x: Tensor, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """Combine the statistics of ranks with equally many elements: the last argument."""
     counts = torch.full((mean.shape[0],), rest[-1], device=mean.device)
-    return batch_norm_gather_stats_with_counts(x, mean, *rest[:-1], counts)
+    combine: Any = batch_norm_gather_stats_with_counts
+    return combine(x, mean, *rest[:-1], counts)  # type: ignore[no-any-return]
 
 
 def batch_norm_elemt(
@@ -258,7 +258,7 @@ def rms_norm_backward(
 def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor:
     """Count the elements in each bin, of integers too, which the CPU refuses."""
     if x.is_floating_point():
-        _alert("_histc_cuda with floating point input")
+        torch.ops.unisono_virtual.alert("_histc_cuda with floating point input")
     values = x.flatten().double()
     least, most = (torch.full((), float(each), device=x.device, dtype=values.dtype) for each in (low, high))
     if low == high and x.numel():
@@ -268,20 +268,6 @@ def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor
     place = ((values - least) * bins / (most - least)).floor().long().clamp(0, bins - 1)
     inside = ((values >= least) & (values <= most)).to(values.dtype)
     return torch.zeros(bins, dtype=values.dtype, device=x.device).scatter_add(0, place, inside).to(x.dtype)
-
-
-def _alert(name: str) -> None:
-    """What a kernel without a deterministic implementation does where the program asks for one."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return
-    text = (
-        f"{name} does not have a deterministic implementation, but you set "
-        "'torch.use_deterministic_algorithms(True"
-    )
-    if torch.is_deterministic_algorithms_warn_only_enabled():
-        warnings.warn(f"{text}, warn_only=True)'", stacklevel=2)
-        return
-    raise RuntimeError(f"{text})'")
 
 
 def no_library(*args: Any) -> bool:

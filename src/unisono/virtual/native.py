@@ -17,7 +17,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "register": (None, []),
     "register_libraries": (None, [c_char_p]),
     "trace": (None, [c_void_p]),
-    "give_default": (None, [c_int]),
     "count": (c_int, []),
     "current": (c_int, []),
     "physical": (c_int, [c_int]),
@@ -37,10 +36,10 @@ class VirtualGpuLibrary:
 
     def __init__(self, path: Path, before: Sequence[Path]) -> None:
         for each in before:  # PyTorch's, so that ours finds their symbols
-            missing = (
-                contextlib.suppress(OSError) if each.stem == "libtorch_cuda" else contextlib.nullcontext()
-            )
-            with missing:  # the CPU build has none, and PyTorch may have to load its libraries first
+            missing = (OSError,) if each.stem == "libtorch_cuda" else ()
+            with contextlib.suppress(
+                *missing
+            ):  # the CPU build has none, or PyTorch has to load its libraries
                 ctypes.CDLL(str(each), mode=ctypes.RTLD_GLOBAL)
         loaded = ctypes.PyDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         for name, (result, arguments) in _SIGNATURES.items():
