@@ -1,6 +1,6 @@
-"""What torchvision's training scripts do, over its models and transforms: torchvision_program.py WAY.
+"""What torchvision's training scripts do, with its models and transforms: torchvision_program.py WAY.
 
-    classification: ResNet; MixUp and CutMix, SyncBatchNorm, AMP in float16 with GradScaler, clipped gradients,
+    classification: ResNet; MixUp, CutMix, SyncBatchNorm, AMP in float16 with GradScaler, clipped gradients,
         warm-up and cosine, an exponential moving average of the model, accuracies summed over the ranks
     segmentation: DeepLabV3 with an auxiliary loss, a rate by polynomial, a confusion matrix over the ranks
     video: a 3D ResNet over clips, channels last
