@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_675,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
     ("src", "csrc"): 130_654,
-    ("tests",): 81_255,
+    ("tests",): 81_291,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

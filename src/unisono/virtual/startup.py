@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 MOST = 64
 DEFAULT_MEMORY = 80 << 30
 PARTS = {
-    "unisono.torch": "nccl",
-    "torch._inductor.compile_fx": "inductor",
-    "triton": "triton",
-    "torch.utils.cpp_extension": "libraries",
+    "unisono.torch": "unisono.virtual.nccl",
+    "triton": "unisono.virtual.triton",
+    "torch._inductor.compile_fx": "unisono.virtual.inductor",
+    "torch._higher_order_ops.triton_kernel_wrap": "unisono.torch_internals.compiled_kernels",
+    "torch.utils.cpp_extension": "unisono.virtual.libraries",
 }
-"""Modules of this package to install when another one has been imported, by the other's name."""
+"""Modules to install when another one has been imported, by the other's name."""
 
 _STATE: dict[str, VirtualGpuSettings] = {}  # "on": the settings. PyTorch can have one set of devices.
 
@@ -169,4 +170,4 @@ class _StartupSteps:
 
 
 def _install(part: str, module: ModuleType) -> None:
-    importlib.import_module(f".{part}", __package__).install(module)
+    importlib.import_module(part).install(module)

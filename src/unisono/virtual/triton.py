@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono.torch_internals.dynamo import ends_graphs
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -28,8 +30,9 @@ def install(module: ModuleType) -> None:
     """Prepare Triton, which has just been imported."""
     module.runtime.driver.set_active(_VirtualDriver())
     if module.knobs.runtime.interpret:
-        from triton.runtime import interpreter  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        from triton.runtime import autotuner, interpreter  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
+        ends_graphs(interpreter.InterpretedFunction, autotuner.Autotuner, autotuner.Heuristics)
         interpreter.GridExecutor.__call__ = _with_a_word(interpreter.GridExecutor.__call__)
 
 

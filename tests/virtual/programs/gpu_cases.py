@@ -341,8 +341,9 @@ def profiled() -> None:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         x @ x
     assert any(event.device_time_total > 0 for event in seen.key_averages()), seen.key_averages()
-    with torch.autograd.profiler.profile(use_device="cuda") as seen, torch.autograd.profiler.emit_nvtx():
-        x @ x
+    for old in (torch.autograd.profiler.profile(use_device="cuda"), torch.autograd.profiler.emit_nvtx()):
+        with old:
+            x @ x
     from torch.utils import cpp_extension
 
     uses = (
