@@ -254,12 +254,15 @@ def _initialize(
     """Make `torch._C._cuda_init`, which the first use of a device calls."""
 
     def initialize() -> None:
+        from unisono.torch_internals.graphs import without_modes  # it needs all of PyTorch
+
         torch = sys.modules["torch"]
         library.use()
         if library.count() == 0:
             raise RuntimeError("No CUDA GPUs are available")
-        generators = map(torch.ops.unisono_virtual.generator, range(library.count()))
-        torch.cuda.default_generators = tuple(generators)
+        with without_modes():  # the sanitizer asks for a stream at each operation, and waits for this
+            each = map(torch.ops.unisono_virtual.generator, range(library.count()))
+            torch.cuda.default_generators = tuple(each)
         torch.cuda._get_device_properties = lambda device: DeviceProperties(
             library.physical(device), library.capacity(device)
         )

@@ -47,9 +47,7 @@ class ImportHook:
         return spec
 
 
-def _surround(
-    loader: Any, before: Callable[[], None] | None, after: Callable[[ModuleType], None] | None
-) -> None:
+def _surround(loader: Any, before: Callable[..., Any] | None, after: Callable[..., Any] | None) -> None:
     """Let a loader call a function before it makes its module, and one after it has executed it."""
     create, execute = loader.create_module, loader.exec_module
 
