@@ -11,8 +11,9 @@ import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import build, comm, streams
+from . import build, comm
 from .native import TorchPython
+from .streams import _CudaEventBase, _CudaGraphBase, _stream_class, capturing, new_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +166,7 @@ def _devices(c: Any, library: VirtualGpuLibrary, python: TorchPython) -> dict[st
         return int(c._accelerator_exchangeDevice(device)) if device >= 0 else -1
 
     def synchronize() -> None:
-        if streams.capturing():
+        if capturing():
             raise c.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
         c._accelerator_synchronizeDevice(library.current())
 
@@ -196,11 +197,11 @@ def _devices(c: Any, library: VirtualGpuLibrary, python: TorchPython) -> dict[st
         "_cuda_getDefaultStream": lambda device: (0, library.current() if device < 0 else device, CUDA),
         "_cuda_getCurrentRawStream": lambda device: library.stream_handle(device, current(device)[0]),
         "_cuda_setStream": set_stream,
-        "_cuda_isCurrentStreamCapturing": streams.capturing,
-        "_graph_pool_handle": streams.new_pool,
-        "_CudaStreamBase": streams.stream_class(library),
-        "_CudaEventBase": streams.CudaEventBase,
-        "_CUDAGraph": streams.CudaGraphBase,
+        "_cuda_isCurrentStreamCapturing": capturing,
+        "_graph_pool_handle": new_pool,
+        "_CudaStreamBase": _stream_class(library),
+        "_CudaEventBase": _CudaEventBase,
+        "_CUDAGraph": _CudaGraphBase,
         "_nvtx": _module("_nvtx", RANGES),
         "_CudaDeviceProperties": DeviceProperties,
         "_activate_gpu_trace": lambda: library.trace(python.interpreter()),

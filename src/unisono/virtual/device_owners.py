@@ -6,8 +6,6 @@ Each rank writes its device into the group's store before its first call.
 from __future__ import annotations
 
 import socket
-from typing import Any
-
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -40,12 +38,11 @@ class DeviceOwners:
             DistBackendError: one of them uses the device of this rank.
         """
         self.agreed = True
-        properties: Any = torch.cuda.get_device_properties(device)
-        mine = f"{properties.pci_bus_id << 12} {socket.gethostname()}"
+        bus = torch.cuda.get_device_properties(device).pci_bus_id << 12
+        mine = f"{bus} {socket.gethostname()}"
         self._store.set(f"device of {self._rank}", mine)
         for rank in range(self._size):
             if rank == self._rank or not self._store.check([f"device of {rank}"]):
                 continue
             if self._store.get(f"device of {rank}").decode() == mine:
-                bus = properties.pci_bus_id << 12
                 raise dist.DistBackendError(TEXT.format(*sorted((rank, self._rank)), bus))

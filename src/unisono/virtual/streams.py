@@ -37,7 +37,7 @@ def new_pool() -> tuple[int, int]:
     return (0, next(_POOLS))
 
 
-def stream_class(library: VirtualGpuLibrary) -> type:
+def _stream_class(library: VirtualGpuLibrary) -> type:
     class _CudaStreamBase(_C.Stream):  # type: ignore[misc]
         def __new__(cls, priority: int = 0, stream_ptr: int = 0, **place: int) -> Any:
             if stream_ptr:
@@ -66,7 +66,7 @@ def stream_class(library: VirtualGpuLibrary) -> type:
     return _CudaStreamBase
 
 
-class CudaEventBase(_C.Event):  # type: ignore[misc]
+class _CudaEventBase(_C.Event):  # type: ignore[misc]
     _timed: bool
     _at: float | None
 
@@ -99,7 +99,7 @@ class CudaEventBase(_C.Event):  # type: ignore[misc]
         return event
 
 
-class CudaGraphBase:
+class _CudaGraphBase:
     _recorded: Any
     _generators: list[Any]
     _pool: tuple[int, int]
