@@ -6,6 +6,7 @@ Each rank writes its device into the group's store before its first call.
 from __future__ import annotations
 
 import socket
+
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
@@ -38,7 +39,7 @@ class DeviceOwners:
             DistBackendError: one of them uses the device of this rank.
         """
         self.agreed = True
-        bus = torch.cuda.get_device_properties(device).pci_bus_id << 12
+        bus = torch.cuda.get_device_properties(device).pci_bus_id << 12  # type: ignore[attr-defined]
         mine = f"{bus} {socket.gethostname()}"
         self._store.set(f"device of {self._rank}", mine)
         for rank in range(self._size):
