@@ -57,7 +57,6 @@ std::array<std::atomic<uint32_t>, kMaxDevices> used[2];  // by priority
 
 // An event. Work runs synchronously, so a recorded event is complete.
 struct VirtualEvent {
-  DeviceIndex device;
   std::chrono::steady_clock::time_point at;
 };
 
@@ -113,7 +112,7 @@ struct VirtualDeviceGuard final : c10::impl::DeviceGuardImplInterface {
     TORCH_CHECK(d == -1 || d == s.device_index(), "Event device index ", static_cast<int>(d),
                 " does not match recording stream's device index ", static_cast<int>(s.device_index()), ".");
     if (*event == nullptr) {
-      *event = new VirtualEvent{s.device_index(), {}};
+      *event = new VirtualEvent{};
       trace([&](const Tracer& t) { t->trace_gpu_event_creation(c10::kCUDA, number(*event)); });
     }
     static_cast<VirtualEvent*>(*event)->at = std::chrono::steady_clock::now();

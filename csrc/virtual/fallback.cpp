@@ -10,12 +10,10 @@
 #include <string_view>
 
 #include "checks.hpp"
-#include "determinism.hpp"
 #include "device.hpp"
 #include "generator.hpp"
 #include "host_arguments.hpp"
 #include "memory.hpp"
-#include "types.hpp"
 
 namespace unisono::virtual_gpu {
 
@@ -61,19 +59,11 @@ bool is_product(const std::string& name) {
 
 bool is_cuda(const IValue& value) { return value.isDevice() && value.toDevice().is_cuda(); }
 
-c10::List<Tensor> to_host(HostArguments& arguments, const c10::List<Tensor>& given) {
-  c10::List<Tensor> made;
+template <typename T>  // Tensor, std::optional<Tensor>
+c10::List<T> to_host(HostArguments& arguments, const c10::List<T>& given) {
+  c10::List<T> made;
   made.reserve(given.size());
-  for (const Tensor& x : given) made.push_back(arguments.to_host(x));
-  return made;
-}
-
-c10::List<std::optional<Tensor>> to_host(HostArguments& arguments,
-                                         const c10::List<std::optional<Tensor>>& given) {
-  c10::List<std::optional<Tensor>> made;
-  made.reserve(given.size());
-  for (const std::optional<Tensor>& x : given)
-    made.push_back(x ? std::optional<Tensor>(arguments.to_host(*x)) : std::nullopt);
+  for (const std::optional<Tensor> x : given) made.push_back(x ? T(arguments.to_host(*x)) : T());
   return made;
 }
 
@@ -281,33 +271,36 @@ void register_operation(const OperatorHandle& op, const std::string& name) {
     register_on_cpu(op, name, DispatchKey::SparseCsrCUDA, DispatchKey::SparseCsrCPU);
 }
 
-}  // namespace
-
-void register_operations() {
+// Calls f(operation, its name with the overload, its namespace) for all that have a schema.
+template <typename F>
+void each_operation(F f) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& each : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(each);
-    if (!op || !op->hasSchema()) continue;
-    // fully_shard's operations: PyTorch's CUDA build has a kernel of its own for one of them.
-    if (each.name.rfind("aten::", 0) != 0 && each.name.rfind("fsdp::", 0) != 0) continue;
-    const std::string name = each.overload_name.empty() ? each.name : each.name + "." + each.overload_name;
-    if (!among(kOwn, name)) register_operation(*op, name);
+    if (op && op->hasSchema())
+      f(*op, each.overload_name.empty() ? each.name : each.name + "." + each.overload_name,
+        each.name.substr(0, each.name.find(':')));
   }
+}
+
+}  // namespace
+
+void register_operations() {
+  each_operation([](const OperatorHandle& op, const std::string& name, const std::string& space) {
+    // fully_shard's operations: PyTorch's CUDA build has a kernel of its own for one of them.
+    if ((space == "aten" || space == "fsdp") && !among(kOwn, name)) register_operation(op, name);
+  });
 }
 
 void register_libraries(const std::string& in_python) {
   static std::set<std::string> seen;
   const bool first = seen.empty();  // PyTorch's own: those of c10d pass on to process groups
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& each : dispatcher.getAllOpNames()) {
-    const std::string name = each.overload_name.empty() ? each.name : each.name + "." + each.overload_name;
-    const std::string space = each.name.substr(0, each.name.find(':'));
-    if (space == "aten" || space == "fsdp" || space == "prim" || space == "unisono_virtual") continue;
-    const auto op = dispatcher.findOp(each);
-    if (!op || !op->hasSchema() || !op->hasKernelForDispatchKey(DispatchKey::CUDA)) continue;
-    if (in_python.find(" " + each.name + " ") != std::string::npos || !seen.insert(name).second) continue;
-    if (!first) register_operation(*op, name);
-  }
+  each_operation([&](const OperatorHandle& op, const std::string& name, const std::string& space) {
+    if (among(" aten fsdp prim unisono_virtual ", space) || !op.hasKernelForDispatchKey(DispatchKey::CUDA))
+      return;
+    if (among(in_python, op.operator_name().name) || !seen.insert(name).second) return;
+    if (!first) register_operation(op, name);
+  });
 }
 
 }  // namespace unisono::virtual_gpu

@@ -32,11 +32,10 @@ DataPtr shared(const Storage& of, Device device) {
   return {at, owner.release(), &drop_storage, device};
 }
 
-Storage host_storage(const Storage& device) {
-  auto made =
-      c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), device.nbytes(),
-                                       shared(device, Device(c10::kCPU)), c10::GetCPUAllocator(), true);
-  return Storage(std::move(made));
+Storage host_storage(const Storage& of) {
+  return Storage(c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), of.nbytes(),
+                                                  shared(of, Device(c10::kCPU)), c10::GetCPUAllocator(),
+                                                  true));
 }
 
 Tensor tensor_over(Storage storage, DispatchKey key, const Tensor& like) {
@@ -56,27 +55,31 @@ at::SparseCsrTensorImpl* compressed(const Tensor& x) {
   return static_cast<at::SparseCsrTensorImpl*>(x.unsafeGetTensorImpl());
 }
 
-Tensor make_coo(const Tensor& like, DispatchKey key, const Tensor& indices, const Tensor& values) {
-  Tensor made = at::detail::make_tensor<at::SparseTensorImpl>(DispatchKeySet(key), like.dtype());
-  coo(made)->raw_resize_(coo(like)->sparse_dim(), coo(like)->dense_dim(), like.sizes());
-  coo(made)->set_indices_and_values_unsafe(indices, values);
-  coo(made)->set_coalesced(coo(like)->coalesced());
-  return made;
-}
-
-Tensor make_compressed(const Tensor& like, Device device, const Tensor& outer, const Tensor& inner,
-                       const Tensor& values) {
-  const DispatchKey key = device.is_cuda() ? DispatchKey::SparseCsrCUDA : DispatchKey::SparseCsrCPU;
-  Tensor made = at::detail::make_tensor<at::SparseCsrTensorImpl>(DispatchKeySet(key), device, like.layout(),
-                                                                 like.dtype());
-  compressed(made)->set_member_tensors(outer, inner, values, like.sizes());
-  return made;
-}
-
 bool is_compressed(const Tensor& x) {
   const c10::Layout layout = x.layout();
   return layout == c10::kSparseCsr || layout == c10::kSparseCsc || layout == c10::kSparseBsr ||
          layout == c10::kSparseBsc;
+}
+
+// A sparse tensor on a device, whose parts are `part` of those of `x`.
+template <typename F>
+Tensor with_parts(const Tensor& x, Device device, F part) {
+  if (x.is_sparse()) {
+    const DispatchKey key = device.is_cuda() ? DispatchKey::SparseCUDA : DispatchKey::SparseCPU;
+    Tensor made = at::detail::make_tensor<at::SparseTensorImpl>(DispatchKeySet(key), x.dtype());
+    coo(made)->raw_resize_(coo(x)->sparse_dim(), coo(x)->dense_dim(), x.sizes());
+    coo(made)->set_indices_and_values_unsafe(part(coo(x)->indices()), part(coo(x)->values()));
+    coo(made)->set_coalesced(coo(x)->coalesced());
+    return made;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(is_compressed(x), "A virtual GPU has no tensors of layout ", x.layout());
+  const DispatchKey key = device.is_cuda() ? DispatchKey::SparseCsrCUDA : DispatchKey::SparseCsrCPU;
+  Tensor made =
+      at::detail::make_tensor<at::SparseCsrTensorImpl>(DispatchKeySet(key), device, x.layout(), x.dtype());
+  compressed(made)->set_member_tensors(part(compressed(x)->compressed_indices()),
+                                       part(compressed(x)->plain_indices()), part(compressed(x)->values()),
+                                       x.sizes());
+  return made;
 }
 
 }  // namespace
@@ -96,9 +99,9 @@ Tensor HostArguments::to_host(const Tensor& x) {
   if (!x.defined() || !x.is_cuda()) return x;
   for (const TensorPair& pair : pairs_)
     if (pair.device.is_same(x)) return pair.host;
-  Tensor host = x.layout() == c10::kStrided ? dense_over(x)
-                : x.is_sparse()             ? sparse_over(x)
-                                            : compressed_over(x);
+  Tensor host = x.layout() == c10::kStrided
+                    ? dense_over(x)
+                    : with_parts(x, Device(c10::kCPU), [this](const Tensor& part) { return to_host(part); });
   pairs_.push_back({x, host});
   return host;
 }
@@ -119,22 +122,12 @@ Tensor HostArguments::dense_over(const Tensor& x) {
   return tensor_over(storages_.back().host, DispatchKey::CPU, x);
 }
 
-Tensor HostArguments::sparse_over(const Tensor& x) {
-  return make_coo(x, DispatchKey::SparseCPU, to_host(coo(x)->indices()), to_host(coo(x)->values()));
-}
-
-Tensor HostArguments::compressed_over(const Tensor& x) {
-  TORCH_CHECK_NOT_IMPLEMENTED(is_compressed(x), "A virtual GPU has no tensors of layout ", x.layout());
-  return make_compressed(x, Device(c10::kCPU), to_host(compressed(x)->compressed_indices()),
-                         to_host(compressed(x)->plain_indices()), to_host(compressed(x)->values()));
-}
-
 Tensor HostArguments::to_device(Tensor result, Device device) {
   if (!result.defined() || !result.is_cpu()) return result;
   for (const TensorPair& pair : pairs_)
     if (pair.host.is_same(result)) return pair.device;
   if (result.layout() == c10::kStrided) return dense_back(std::move(result), device);
-  return result.is_sparse() ? sparse_back(result, device) : compressed_back(result, device);
+  return with_parts(result, device, [&](const Tensor& part) { return to_device(part, device); });
 }
 
 Tensor HostArguments::dense_back(Tensor result, Device device) {
@@ -147,23 +140,10 @@ Tensor HostArguments::dense_back(Tensor result, Device device) {
     impl->set_storage_keep_dtype(Storage(impl->storage()));
     return result;
   }
-  Storage made(c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), host->nbytes(),
-                                                shared(result.storage(), Device(c10::kCPU)),
-                                                c10::GetCPUAllocator(), true));
+  Storage made = host_storage(result.storage());
   adopt(*made.unsafeGetStorageImpl(), device);
   storages_.push_back({made, result.storage()});
   return tensor_over(std::move(made), DispatchKey::CUDA, result);
-}
-
-Tensor HostArguments::sparse_back(const Tensor& result, Device device) {
-  return make_coo(result, DispatchKey::SparseCUDA, to_device(coo(result)->indices(), device),
-                  to_device(coo(result)->values(), device));
-}
-
-Tensor HostArguments::compressed_back(const Tensor& result, Device device) {
-  return make_compressed(result, device, to_device(compressed(result)->compressed_indices(), device),
-                         to_device(compressed(result)->plain_indices(), device),
-                         to_device(compressed(result)->values(), device));
 }
 
 void HostArguments::resize_dense(const TensorPair& pair) {
@@ -172,11 +152,9 @@ void HostArguments::resize_dense(const TensorPair& pair) {
   StorageImpl* const memory = device->unsafe_storage().unsafeGetStorageImpl();
   StorageImpl* const written = host->unsafe_storage().unsafeGetStorageImpl();
   if (written->data() != memory->data() || written->nbytes() != memory->nbytes()) {
-    auto fresh = c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), written->nbytes(),
-                                                  shared(host->unsafe_storage(), Device(c10::kCPU)),
-                                                  c10::GetCPUAllocator(), true);
-    adopt(*fresh, pair.device.device());
-    memory->set_data_ptr_noswap(fresh->set_data_ptr(DataPtr()));
+    const Storage fresh = host_storage(host->unsafe_storage());
+    adopt(*fresh.unsafeGetStorageImpl(), pair.device.device());
+    memory->set_data_ptr_noswap(fresh.unsafeGetStorageImpl()->set_data_ptr(DataPtr()));
     memory->set_nbytes(written->nbytes());
   }
   if (host->sizes() != device->sizes() || host->strides() != device->strides() ||

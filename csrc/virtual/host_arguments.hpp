@@ -29,11 +29,7 @@ class HostArguments {
     c10::Storage device, host;
   };
   at::Tensor dense_over(const at::Tensor& x);
-  at::Tensor sparse_over(const at::Tensor& x);
-  at::Tensor compressed_over(const at::Tensor& x);
   at::Tensor dense_back(at::Tensor result, c10::Device device);
-  at::Tensor sparse_back(const at::Tensor& result, c10::Device device);
-  at::Tensor compressed_back(const at::Tensor& result, c10::Device device);
   void resize_dense(const TensorPair& pair);
   const c10::Storage* device_of(const c10::StorageImpl* host) const;
 

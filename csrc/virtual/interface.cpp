@@ -2,6 +2,8 @@
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/GPUTrace.h>
+#include <c10/util/ApproximateClock.h>
+#include <torch/csrc/profiler/stubs/base.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <algorithm>
@@ -68,8 +70,6 @@ DeviceIndex visible_devices() {
   return device_count();
 }
 
-bool give_default = false;  // see unisono_virtual_give_default
-
 struct VirtualCudaHooks final : at::CUDAHooksInterface {
   explicit VirtualCudaHooks(at::CUDAHooksArgs) {}
   void init() const override {}
@@ -84,9 +84,7 @@ struct VirtualCudaHooks final : at::CUDAHooksInterface {
   DeviceIndex getCurrentDevice() const override { return virtual_gpu::current_device(); }
   void setCurrentDevice(DeviceIndex d) const override { set_current_device(d); }
   DeviceIndex exchangeDevice(DeviceIndex d) const override {
-    const DeviceIndex before = virtual_gpu::current_device();
-    set_current_device(d);
-    return before;
+    return guard()->exchangeDevice(Device(c10::kCUDA, d)).index();
   }
   DeviceIndex maybeExchangeDevice(DeviceIndex d) const override { return exchangeDevice(d); }
   Device getDeviceFromPtr(void*) const override { return Device(c10::kCUDA, virtual_gpu::current_device()); }
@@ -95,9 +93,7 @@ struct VirtualCudaHooks final : at::CUDAHooksInterface {
   bool isPinnedPtr(const void* at) const override { return is_pinned(at); }
   const at::Generator& getDefaultGenerator(DeviceIndex d) const override { return default_generator(d); }
   at::Generator getNewGenerator(DeviceIndex d) const override {
-    const DeviceIndex index = resolved(Device(c10::kCUDA, d)).index();
-    if (give_default) return default_generator(index);
-    return at::make_generator<VirtualGenerator>(index);
+    return at::make_generator<VirtualGenerator>(resolved(Device(c10::kCUDA, d)).index());
   }
   void deviceSynchronize(DeviceIndex d) const override { guard()->synchronizeDevice(d); }
   std::string showConfig() const override { return "Virtual GPUs of Unisono"; }
@@ -124,6 +120,28 @@ struct ReducerTimer final : c10d::Timer {
     if (from == c10d::kUnsetTime || to == c10d::kUnsetTime || to < from) return std::nullopt;
     return to - from;
   }
+};
+
+// The events of torch.profiler, likewise.
+struct ProfilerEvents final : torch::profiler::impl::ProfilerStubs {
+  using Event = torch::profiler::impl::ProfilerVoidEventStub;
+  static int64_t time(const Event* event) { return *static_cast<const int64_t*>(event->get()); }
+  void record(DeviceIndex* device, Event* event, int64_t* cpu_ns) const override {
+    if (device) *device = virtual_gpu::current_device();
+    *event = std::make_shared<int64_t>(c10::getTime());
+    if (cpu_ns) *cpu_ns = time(event);
+  }
+  float elapsed(const Event* from, const Event* to) const override {  // microseconds
+    return static_cast<float>(time(to) - time(from)) / 1000;
+  }
+  void mark(const char*) const override {}
+  void rangePush(const char*) const override {}
+  void rangePop() const override {}
+  bool enabled() const override { return true; }
+  void onEachDevice(std::function<void(int)> op) const override {
+    for (int i = 0; i < visible_devices(); ++i) op(i);
+  }
+  void synchronize() const override {}
 };
 
 }  // namespace
@@ -166,6 +184,8 @@ void unisono_virtual_register() {
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   static const c10::impl::DeviceGuardImplRegistrar registered(c10::kCUDA, guard());
   c10::SetAllocator(c10::kCUDA, device_allocator(), 200);
+  static ProfilerEvents events;
+  torch::profiler::impl::registerCUDAMethods(&events);
   register_kernels();
   register_attention();
   register_operations();
@@ -179,46 +199,18 @@ void unisono_virtual_register_libraries(const char* in_python) {
   register_libraries(in_python);
 }
 
-// From now on torch.Generator("cuda:i") returns the device's default generator (Python has no other way to
-// get it), or a new one.
-void unisono_virtual_give_default(int yes) { give_default = yes != 0; }
-
 void unisono_virtual_trace(const c10::impl::PyInterpreter* interpreter) {
   c10::impl::GPUTrace::set_trace(interpreter);
 }
 
-size_t unisono_virtual_shared_size() { return DeviceUsage::size(); }
 int unisono_virtual_count() { return visible_devices(); }
 int unisono_virtual_physical(int device) { return account(device).physical(); }
 int unisono_virtual_current() { return current_device(); }
-// Returns 0, or 1 if there is no such device.
-int unisono_virtual_set(int device) {
-  if (device >= device_count()) return 1;
-  if (device >= 0) set_current_device(static_cast<DeviceIndex>(device));
-  return 0;
-}
-
-int64_t unisono_virtual_stream(int device) { return current_stream(static_cast<DeviceIndex>(device)).id(); }
-void unisono_virtual_set_stream(int device, int64_t id) {
-  guard()->exchangeStream(
-      c10::Stream(c10::Stream::UNSAFE, Device(c10::kCUDA, static_cast<DeviceIndex>(device)), id));
-}
 int64_t unisono_virtual_stream_handle(int device, int64_t id) {
   return stream_handle(
       c10::Stream(c10::Stream::UNSAFE, Device(c10::kCUDA, static_cast<DeviceIndex>(device)), id));
 }
 
-// kCounted x kPools x (current, peak, allocated, freed), then retries, ooms, allocs, frees.
-void unisono_virtual_statistics(int device, int64_t* out) {
-  const DeviceStats seen = account(device).statistics();
-  for (const auto& pools : seen.counts)
-    for (const DeviceStat& count : pools)
-      for (const int64_t n : {count.current, count.peak, count.allocated, count.freed}) *out++ = n;
-  for (const int64_t n : {seen.retries, seen.ooms, seen.device_allocs, seen.device_frees}) *out++ = n;
-}
-void unisono_virtual_reset_peak(int device) { account(device).reset_peak(); }
-void unisono_virtual_reset_accumulated(int device) { account(device).reset_accumulated(); }
-void unisono_virtual_empty_cache() { device_allocator()->emptyCache({0, 0}); }
 void unisono_virtual_set_fraction(int device, double fraction) { account(device).set_fraction(fraction); }
 double unisono_virtual_fraction(int device) { return account(device).fraction(); }
 int64_t unisono_virtual_free(int device) { return account(device).free_bytes(); }

@@ -23,6 +23,7 @@
 #include <map>
 
 #include "device.hpp"
+#include "generator.hpp"
 #include "host_arguments.hpp"
 #include "memory.hpp"
 
@@ -166,6 +167,9 @@ Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, S
 
 Tensor host(const Tensor& x) { return host_view(x); }
 
+// What a kernel in Python without a deterministic implementation calls; `kernel` is the name on a GPU.
+void alert(std::string_view kernel) { at::globalContext().alertNotDeterministic(kernel); }
+
 // CPU tensors over the memory of tensors: those that share a storage share one there.
 std::vector<Tensor> hosts(at::TensorList given) {
   HostArguments arguments;
@@ -225,6 +229,8 @@ TORCH_LIBRARY(unisono_virtual, m) {
   m.def("hosts(Tensor(a)[] given) -> Tensor(a)[]");
   m.def("devices(Tensor[] given, Tensor[] hosts, Tensor(a)[] results, int[] places) -> Tensor(a)[]");
   m.def("resize_storage(Tensor x, int nbytes) -> ()");
+  m.def("alert(str kernel) -> ()");
+  m.def("generator(int gpu) -> Generator?");
 }
 TORCH_LIBRARY_IMPL(unisono_virtual, CUDA, m) {
   m.impl("host", &host);
@@ -233,6 +239,8 @@ TORCH_LIBRARY_IMPL(unisono_virtual, CUDA, m) {
 TORCH_LIBRARY_IMPL(unisono_virtual, CompositeExplicitAutograd, m) {
   m.impl("hosts", &hosts);
   m.impl("devices", &devices);
+  m.impl("alert", &alert);
+  m.impl("generator", [](int64_t gpu) { return default_generator(static_cast<c10::DeviceIndex>(gpu)); });
 }
 
 }  // namespace unisono::virtual_gpu

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
+#include <sstream>
+#include <tuple>
 
 namespace unisono::virtual_gpu {
 
@@ -23,17 +25,37 @@ int64_t segment_size(int64_t rounded) {
   return rounded < kMinLarge ? kLargeSegment : up(rounded, kRoundLarge);
 }
 
+void add(StatArray& to, const MemoryBlock& block, int64_t n) {
+  using c10::CachingDeviceAllocator::StatType;
+  for (const StatType pool :
+       {StatType::AGGREGATE, block.small ? StatType::SMALL_POOL : StatType::LARGE_POOL}) {
+    auto& each = to[static_cast<size_t>(pool)];
+    n > 0 ? each.increase(n) : each.decrease(-n);
+  }
+}
+
+// As PyTorch writes it: "1.50 GiB".
+std::string size_text(int64_t bytes) {
+  if (bytes <= 1024) return c10::str(bytes, " bytes");
+  std::ostringstream text;
+  text.precision(2);
+  text.setf(std::ios::fixed);
+  double value = static_cast<double>(bytes) / 1024;
+  int unit = 0;
+  for (; unit < 2 && value > 1024; ++unit) value /= 1024;
+  text << value << " " << "KMG"[unit] << "iB";
+  return text.str();
+}
+
 bool alive(int32_t pid) { return kill(pid, 0) == 0 || errno == EPERM; }
 
 }  // namespace
 
 // ---- other processes ----
 
-size_t DeviceUsage::size() { return sizeof(ProcessSlot) * kSlots; }
-
 void DeviceUsage::open(int descriptor) {
   const int flags = descriptor < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
-  void* const at = mmap(nullptr, size(), PROT_READ | PROT_WRITE, flags, descriptor, 0);
+  void* const at = mmap(nullptr, sizeof(ProcessSlot) * kSlots, PROT_READ | PROT_WRITE, flags, descriptor, 0);
   if (at == MAP_FAILED) throw std::bad_alloc();
   slots_ = static_cast<ProcessSlot*>(at);
 }
@@ -56,21 +78,19 @@ DeviceUsage::ProcessSlot& DeviceUsage::mine() {
 
 void DeviceUsage::set(int device, int64_t reserved) { mine().reserved[device] = reserved; }
 
-int64_t DeviceUsage::of(int device, int32_t* pids, int64_t* bytes, int most) const {
-  int found = 0;
-  for (int i = 0; i < kSlots && found < most; ++i) {
+std::vector<std::pair<int32_t, int64_t>> DeviceUsage::others(int device) const {
+  std::vector<std::pair<int32_t, int64_t>> found;
+  for (int i = 0; i < kSlots; ++i) {
     const int32_t pid = slots_[i].pid;
-    if (pid == 0 || pid == getpid() || slots_[i].reserved[device] == 0 || !alive(pid)) continue;
-    pids[found] = pid;
-    bytes[found++] = slots_[i].reserved[device];
+    const int64_t bytes = slots_[i].reserved[device];
+    if (pid != 0 && pid != getpid() && bytes != 0 && alive(pid)) found.emplace_back(pid, bytes);
   }
   return found;
 }
 
-int64_t DeviceUsage::others(int device) const {
-  int32_t pids[kSlots];
-  int64_t bytes[kSlots], sum = 0;
-  for (int64_t i = of(device, pids, bytes, kSlots); i > 0; --i) sum += bytes[i - 1];
+int64_t DeviceUsage::of_others(int device) const {
+  int64_t sum = 0;
+  for (const auto& [pid, bytes] : others(device)) sum += bytes;
   return sum;
 }
 
@@ -81,15 +101,8 @@ DeviceUsage& device_usage() {
 
 // ---- one device ----
 
-void DeviceStat::add(int64_t n) {
-  current += n;
-  peak = std::max(peak, current);
-  (n > 0 ? allocated : freed) += n > 0 ? n : -n;
-}
-
 bool MemoryAccount::BlockOrder::operator()(const MemoryBlock* a, const MemoryBlock* b) const {
-  if (a->stream != b->stream) return a->stream < b->stream;
-  return a->size != b->size ? a->size < b->size : a->address < b->address;
+  return std::tie(a->stream, a->size, a->address) < std::tie(b->stream, b->size, b->address);
 }
 
 void MemoryAccount::configure(int device, int physical, int64_t capacity, bool limited) {
@@ -97,49 +110,91 @@ void MemoryAccount::configure(int device, int physical, int64_t capacity, bool l
   physical_ = physical;
   capacity_ = capacity;
   limited_ = limited;
+  statistics_.max_split_size = -1;
 }
 
-void MemoryAccount::count(StatKind what, bool small, int64_t n) {
-  auto& counts = statistics_.counts[what];
-  counts[kAll].add(n);
-  counts[small ? kSmall : kLarge].add(n);
+template <typename F>
+void MemoryAccount::each_statistic(F f) {
+  DeviceStats& s = statistics_;
+  for (StatArray* const pools :
+       {&s.allocation, &s.segment, &s.active, &s.inactive_split, &s.allocated_bytes, &s.reserved_bytes,
+        &s.active_bytes, &s.inactive_split_bytes, &s.requested_bytes})
+    for (auto& each : *pools) f(each);
+}
+
+// `one`: 1 or -1.
+void MemoryAccount::count_allocated(const MemoryBlock& block, int64_t one) {
+  add(statistics_.allocation, block, one);
+  add(statistics_.active, block, one);
+  add(statistics_.allocated_bytes, block, one * block.size);
+  add(statistics_.active_bytes, block, one * block.size);
+  add(statistics_.requested_bytes, block, one * block.requested);
+}
+
+// A free block that is part of a segment.
+void MemoryAccount::count_split(const MemoryBlock& block, int64_t one) {
+  if (!block.prev && !block.next) return;
+  add(statistics_.inactive_split, block, one);
+  add(statistics_.inactive_split_bytes, block, one * block.size);
+}
+
+void MemoryAccount::count_segment(const MemoryBlock& block, int64_t one) {
+  ++(one > 0 ? statistics_.num_device_alloc : statistics_.num_device_free);
+  reserved_ += one * block.size;
+  add(statistics_.segment, block, one);
+  add(statistics_.reserved_bytes, block, one * block.size);
+}
+
+// Claims first and looks then: of two processes that claim at once, at least one sees the other.
+bool MemoryAccount::claim(int64_t size) {
+  device_usage().set(physical_, reserved_ + size);
+  if (!limited_ || (reserved_ + size <= fraction_ * static_cast<double>(capacity_) &&
+                    reserved_ + size + device_usage().of_others(physical_) <= capacity_))
+    return true;
+  device_usage().set(physical_, reserved_);
+  return false;
+}
+
+// The same text as in c10/cuda/CUDACachingAllocator.cpp.
+void MemoryAccount::out_of_memory(int64_t requested) const {
+  const auto others = device_usage().others(physical_);
+  int64_t free = capacity_ - reserved_;
+  for (const auto& [pid, bytes] : others) free -= bytes;
+  const int64_t allocated = statistics_.allocated_bytes[0].current;
+  std::ostringstream text;
+  text << "CUDA out of memory. Tried to allocate " << size_text(requested) << ". GPU " << device_
+       << " has a total capacity of " << size_text(capacity_) << " of which "
+       << size_text(std::max<int64_t>(0, free)) << " is free. ";
+  for (const auto& [pid, bytes] : others)
+    text << "Process " << pid << " has " << size_text(bytes) << " memory in use. ";
+  if (fraction_ < 1.0)
+    text << size_text(static_cast<int64_t>(fraction_ * static_cast<double>(capacity_))) << " allowed; ";
+  text << "Including non-PyTorch memory, this process has " << size_text(reserved_)
+       << " memory in use. Of the allocated memory " << size_text(allocated)
+       << " is allocated by PyTorch, and " << size_text(reserved_ - allocated)
+       << " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+          "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+          "Management  (https://docs.pytorch.org/docs/stable/notes/cuda.html"
+          "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)";
+  throw c10::OutOfMemoryError({__func__, __FILE__, __LINE__}, text.str());
 }
 
 // A new segment as one free block. When memory runs short, cached segments are freed first.
 MemoryBlock* MemoryAccount::segment(int64_t rounded, int64_t stream, int64_t requested) {
   const int64_t size = segment_size(rounded);
-  // Claims first and looks then: of two processes that claim at once, at least one sees the other.
-  const auto fits = [&] {
-    if (!limited_) return true;
-    device_usage().set(physical_, reserved_ + size);
-    const double allowed = fraction_ * static_cast<double>(capacity_);
-    if (static_cast<double>(reserved_ + size) <= allowed &&
-        reserved_ + size + device_usage().others(physical_) <= capacity_) {
-      return true;
-    }
-    device_usage().set(physical_, reserved_);
-    return false;
-  };
-  if (!fits()) {
-    ++statistics_.retries;
+  if (!claim(size)) {
+    ++statistics_.num_alloc_retries;
     drop_cached();
-    if (!fits()) {
-      ++statistics_.ooms;
-      const int64_t allocated = statistics_.counts[kAllocatedBytes][kAll].current;
-      const int64_t others = device_usage().others(physical_);
-      const int64_t free = std::max<int64_t>(0, capacity_ - reserved_ - others);
-      throw OutOfMemory{requested, capacity_, free, others, reserved_, allocated, reserved_ - allocated};
+    if (!claim(size)) {
+      ++statistics_.num_ooms;
+      out_of_memory(requested);
     }
   }
-  const bool small = rounded <= kSmallSize;
-  ++statistics_.device_allocs;
-  reserved_ += size;
-  device_usage().set(physical_, reserved_);
-  count(kSegment, small, 1);
-  count(kReservedBytes, small, size);
-  const int64_t address = next_address_;
+  auto* const made = new MemoryBlock{size,  0,       next_address_, stream, rounded <= kSmallSize,
+                                     false, nullptr, nullptr,       device_};
+  count_segment(*made, 1);
   next_address_ += size + kRoundLarge;
-  return new MemoryBlock{size, 0, address, stream, small, false, nullptr, nullptr, device_};
+  return made;
 }
 
 MemoryBlock* MemoryAccount::charge(int64_t size, int64_t stream) {
@@ -153,10 +208,7 @@ MemoryBlock* MemoryAccount::charge(int64_t size, int64_t stream) {
   if (found != free.end() && (*found)->stream == stream) {
     block = *found;
     free.erase(found);
-    if (block->prev || block->next) {
-      count(kInactiveSplit, small, -1);
-      count(kInactiveSplitBytes, small, -block->size);
-    }
+    count_split(*block, -1);
   } else {
     block = segment(rounded, stream, size);
   }
@@ -168,24 +220,18 @@ MemoryBlock* MemoryAccount::charge(int64_t size, int64_t stream) {
     block->next = rest;
     block->size = rounded;
     free.insert(rest);
-    count(kInactiveSplit, small, 1);
-    count(kInactiveSplitBytes, small, left);
+    count_split(*rest, 1);
   }
   block->allocated = true;
   block->requested = size;
-  count(kAllocation, small, 1);
-  count(kActive, small, 1);
-  count(kAllocatedBytes, small, block->size);
-  count(kActiveBytes, small, block->size);
-  count(kRequestedBytes, small, size);
+  count_allocated(*block, 1);
   return block;
 }
 
 void MemoryAccount::absorb(MemoryBlock* block, MemoryBlock* other) {
   if (!other || other->allocated) return;
   pool(block->small).erase(other);
-  count(kInactiveSplit, block->small, -1);
-  count(kInactiveSplitBytes, block->small, -other->size);
+  count_split(*other, -1);
   if (other == block->prev) {
     block->address = other->address;
     block->prev = other->prev;
@@ -200,20 +246,12 @@ void MemoryAccount::absorb(MemoryBlock* block, MemoryBlock* other) {
 
 void MemoryAccount::release(MemoryBlock* block) {
   const std::lock_guard lock(mutex_);
-  const bool small = block->small;
-  count(kAllocation, small, -1);
-  count(kActive, small, -1);
-  count(kAllocatedBytes, small, -block->size);
-  count(kActiveBytes, small, -block->size);
-  count(kRequestedBytes, small, -block->requested);
+  count_allocated(*block, -1);
   block->allocated = false;
   absorb(block, block->prev);
   absorb(block, block->next);
-  if (block->prev || block->next) {
-    count(kInactiveSplit, small, 1);
-    count(kInactiveSplitBytes, small, block->size);
-  }
-  pool(small).insert(block);
+  count_split(*block, 1);
+  pool(block->small).insert(block);
 }
 
 void MemoryAccount::drop_cached() {
@@ -225,10 +263,7 @@ void MemoryAccount::drop_cached() {
         continue;
       }
       it = free->erase(it);
-      ++statistics_.device_frees;
-      reserved_ -= block->size;
-      count(kSegment, block->small, -1);
-      count(kReservedBytes, block->small, -block->size);
+      count_segment(*block, -1);
       delete block;
     }
   }
@@ -247,15 +282,13 @@ DeviceStats MemoryAccount::statistics() const {
 
 void MemoryAccount::reset_peak() {
   const std::lock_guard lock(mutex_);
-  for (auto& counts : statistics_.counts)
-    for (auto& count : counts) count.peak = count.current;
+  each_statistic([](auto& each) { each.reset_peak(); });
 }
 
 void MemoryAccount::reset_accumulated() {
   const std::lock_guard lock(mutex_);
-  for (auto& counts : statistics_.counts)
-    for (auto& count : counts) count.allocated = count.freed = 0;
-  statistics_.retries = statistics_.ooms = 0;
+  each_statistic([](auto& each) { each.reset_accumulated(); });
+  statistics_.num_alloc_retries = statistics_.num_ooms = 0;
 }
 
 void MemoryAccount::set_fraction(double fraction) {
@@ -266,7 +299,7 @@ void MemoryAccount::set_fraction(double fraction) {
 
 int64_t MemoryAccount::free_bytes() const {
   const std::lock_guard lock(mutex_);
-  return std::max<int64_t>(0, capacity_ - reserved_ - device_usage().others(physical_));
+  return std::max<int64_t>(0, capacity_ - reserved_ - device_usage().of_others(physical_));
 }
 
 MemoryAccount& account(int device) {

@@ -1,18 +1,18 @@
 // Models PyTorch's caching allocator for the memory of a GPU: blocks, segments, statistics. Only numbers: the
-// memory itself comes from the host. Independent of PyTorch and Python.
+// memory itself comes from the host.
 //
 // Rules, as in c10/cuda/CUDACachingAllocator.cpp: sizes are rounded up to 512 bytes. Up to 1 MiB come from
 // segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones from a segment of their own, rounded
 // up to 2 MiB. A freed block is merged with its free neighbours and stays reserved until `empty` or until
 // memory runs short.
 #pragma once
-#include <array>
+#include <c10/core/CachingDeviceAllocator.h>
+
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <mutex>
 #include <set>
-#include <string>
+#include <utility>
+#include <vector>
 
 namespace unisono::virtual_gpu {
 
@@ -21,12 +21,11 @@ constexpr int kMaxDevices = 64;
 // The reserved bytes of every process of this machine that shares its devices. It lies in shared memory.
 class DeviceUsage {
  public:
-  // `descriptor`: of the launcher's memory, `size()` bytes; -1: this process and its forks only.
-  static size_t size();
+  // `descriptor`: of the launcher's memory (environment.py); -1: this process and its forks only.
   void open(int descriptor);
   void set(int device, int64_t reserved);
-  int64_t others(int device) const;                                       // of living processes
-  int64_t of(int device, int32_t* pids, int64_t* bytes, int most) const;  // how many; for error texts
+  std::vector<std::pair<int32_t, int64_t>> others(int device) const;  // pid and bytes of living processes
+  int64_t of_others(int device) const;
 
  private:
   struct ProcessSlot {
@@ -48,38 +47,15 @@ struct MemoryBlock {
   int device;
 };
 
-enum StatPool { kAll, kSmall, kLarge, kPools };
-enum StatKind {
-  kAllocation,
-  kSegment,
-  kActive,
-  kInactiveSplit,
-  kAllocatedBytes,
-  kReservedBytes,
-  kActiveBytes,
-  kInactiveSplitBytes,
-  kRequestedBytes,
-  kCounted
-};  // clang-format keeps it short
-struct DeviceStat {
-  int64_t current = 0, peak = 0, allocated = 0, freed = 0;
-  void add(int64_t n);
-};
-struct DeviceStats {
-  std::array<std::array<DeviceStat, kPools>, kCounted> counts{};
-  int64_t retries = 0, ooms = 0, device_allocs = 0, device_frees = 0;
-};
-
-struct OutOfMemory {
-  int64_t tried, capacity, free, others, used, allocated, cached;
-};
+using c10::CachingDeviceAllocator::DeviceStats;
+using c10::CachingDeviceAllocator::StatArray;
 
 // The memory of one device that this process uses.
 class MemoryAccount {
  public:
   // `physical`: its number on this machine, equal in every process; CUDA_VISIBLE_DEVICES may renumber it.
   void configure(int device, int physical, int64_t capacity, bool limited);
-  // Throws OutOfMemory. `size` > 0.
+  // Raises PyTorch's error when memory runs out. `size` > 0.
   MemoryBlock* charge(int64_t size, int64_t stream);
   void release(MemoryBlock* block);
   void empty_cache();
@@ -98,7 +74,13 @@ class MemoryAccount {
   };
   using Free = std::set<MemoryBlock*, BlockOrder>;
   MemoryBlock* segment(int64_t rounded, int64_t stream, int64_t requested);
-  void count(StatKind what, bool small, int64_t n);
+  bool claim(int64_t size);
+  [[noreturn]] void out_of_memory(int64_t requested) const;
+  void count_allocated(const MemoryBlock& block, int64_t one);
+  void count_split(const MemoryBlock& block, int64_t one);
+  void count_segment(const MemoryBlock& block, int64_t one);
+  template <typename F>
+  void each_statistic(F f);
   void drop_cached();
   void absorb(MemoryBlock* block, MemoryBlock* other);
   Free& pool(bool small) { return small ? small_ : large_; }

@@ -1,4 +1,4 @@
-#include "types.hpp"
+#include "checks.hpp"
 
 #include <c10/core/ScalarType.h>
 
@@ -17,15 +17,11 @@ bool half(ScalarType t) { return t == at::kHalf || t == at::kBFloat16; }
 constexpr RefusedTypes kRefusedTypes[] = {
     {"aten::mm", integral, "addmm_cuda"},
     {"aten::addmm", integral, "addmm_cuda"},
-    {"aten::addmm_", integral, "addmm_cuda"},
     {"aten::addbmm", integral, "addmm_cuda"},
-    {"aten::addbmm_", integral, "addmm_cuda"},
     {"aten::_addmm_activation", integral, "addmm_cuda"},
     {"aten::bmm", integral, "baddbmm_cuda"},
     {"aten::baddbmm", integral, "baddbmm_cuda"},
-    {"aten::baddbmm_", integral, "baddbmm_cuda"},
     {"aten::addmv", integral, "addmv_impl_cuda"},
-    {"aten::addmv_", integral, "addmv_impl_cuda"},
     {"aten::dot", integral, "dot"},
     {"aten::vdot", integral, "dot"},
     {"aten::avg_pool2d", int64, "avg_pool2d_out_cuda_frame"},
@@ -44,7 +40,8 @@ constexpr RefusedTypes kRefusedTypes[] = {
 }  // namespace
 
 const RefusedTypes* refused_types(const std::string& operation) {
-  const std::string name = operation.substr(0, operation.rfind(".out"));
+  std::string name = operation.substr(0, operation.rfind(".out"));
+  if (name.back() == '_') name.pop_back();  // in place
   for (const RefusedTypes& row : kRefusedTypes)
     if (name == row.operation) return &row;
   return nullptr;

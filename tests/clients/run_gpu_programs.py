@@ -49,6 +49,13 @@ def torchtitan(way: str, gpus: tuple[int, ...] = (2, 4, 8)) -> GpuProgram:
     return GpuProgram(f"torchtitan {way}", "torchtitan", program, (), 4e-4, gpus)
 
 
+def torchvision(way: str, tolerance: float) -> GpuProgram:
+    """Make the program of one of torchvision's training scripts."""
+    return GpuProgram(
+        f"torchvision {way}", "torchvision", ("torchvision_program.py", way), tolerance=tolerance
+    )
+
+
 # fmt: off
 GPU_PROGRAMS = (
     GpuProgram("Lightning starts its ranks", "lightning", ("lightning_program.py", "{gpus}"), ALONE, 5e-3),
@@ -59,6 +66,7 @@ GPU_PROGRAMS = (
     GpuProgram(
         "torchvision detection", "torchvision", ("models_of_libraries.py", "torchvision"), tolerance=0.2
     ),
+    torchvision("classification", 1e-2), torchvision("segmentation", 1e-3), torchvision("video", 1e-3),
     torchtitan("fsdp"), torchtitan("tp"), torchtitan("pp"),
     torchtitan("cp", (2, 4)), torchtitan("all", (4, 8)),
     GpuProgram("trl SFT", "trl", ("trl_program.py", "sft", "{gpus}"), ACCELERATE, 1e-3),

@@ -10,7 +10,7 @@ from effort import LONG
 PROGRAM = Path(__file__).parent / "programs" / "compiled_cases.py"
 UNCOMPILED = ("flex_attention",)  # with gradients, the CPU's Inductor has none
 # A case is compiled for seconds. These are what a device changes: copies, writes, collectives, draws.
-USUAL = ("writes_its_inputs", "both_devices", "collectives_in_the_graph", "draws")
+USUAL = ("writes_its_inputs", "both_devices", "collectives_in_the_graph", "draws", "triton_kernels")
 
 
 @pytest.mark.slow

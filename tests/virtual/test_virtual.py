@@ -47,6 +47,7 @@ def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (1, 1, CASES, ["poison_says_so"], ""),
         (1, 1, CASES, ["half_precision"], "refused"),
         (1, 1, CASES, ["old_code"], ""),
+        (1, 1, CASES, ["profiled"], "refused"),
         *((1, 1, ATTENTION, [case], "") for case in ("fused", "of_sequences", "composed")),
         (2, 2, ATTENTION, ["over_ranks"], ""),
         (2, 2, CASES, ["swapped"], ""),

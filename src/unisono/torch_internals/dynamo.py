@@ -1,4 +1,4 @@
-"""Keeps torch.compile out of the process group's methods.
+"""Keeps torch.compile out of the process group's methods, and out of Triton's interpreter.
 
 PyTorch's C++, such as DDP's reducer, calls them inside a compiled region. There Dynamo traces every Python
 frame that is not marked, and would fail on the group. This module marks their code objects, at no cost per
@@ -8,6 +8,7 @@ call.
 from __future__ import annotations
 
 from types import FunctionType
+from typing import Any
 
 from .probe import PrivateName, find, optional
 
@@ -41,3 +42,10 @@ def skip(*classes: type) -> None:
         for method in vars(one).values():
             if isinstance(method, FunctionType):
                 mark(method.__code__, leave)
+
+
+def ends_graphs(*classes: Any) -> None:
+    """Run the methods of these classes uncompiled, and end a graph where it calls their method `run`."""
+    skip(*classes)
+    for one in classes:
+        one.run._torchdynamo_disable = True

@@ -6,6 +6,7 @@ it as given, so it may be that of more keys than the call has. Source: Dao et al
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from types import SimpleNamespace
@@ -193,11 +194,6 @@ def dense_backward(a: Any, *, lower_right: bool = False) -> tuple[Tensor | None,
     return *made, of_bias.sum_to_size(a.attn_bias.shape).to(a.attn_bias.dtype) if wanted else None
 
 
-def flash_backward(a: Any) -> tuple[Tensor | None, ...]:
-    """As `flash` aligns them."""
-    return dense_backward(a, lower_right=True)
-
-
 def _sequences(a: Any) -> Iterator[tuple[slice, slice]]:
     """Yield the places of each sequence's queries and keys; without `cum_seq_q` those of each of a batch."""
     if a.cum_seq_q is None or not a.cum_seq_q.numel():
@@ -234,12 +230,8 @@ def varlen_backward(a: Any) -> tuple[Tensor, ...]:
     call = _call(a, lower_right=True, seed=_seed(a, a.rng_state))
     made = tuple(torch.zeros_like(x) for x in (a.query, a.key, a.value))
     for of_q, of_k in _sequences(a):
-        grad, q, k, v, out = (
-            _as_heads(x[place])
-            for x, place in (
-                (a.grad_out, of_q), (a.query, of_q), (a.key, of_k), (a.value, of_k), (a.out, of_q),
-            )
-        )  # fmt: skip
+        given = ((a.query, of_q), (a.key, of_k), (a.value, of_k), (a.out, of_q), (a.grad_out, of_q))
+        q, k, v, out, grad = (_as_heads(x[place]) for x, place in given)
         rows = a.logsumexp[None, :, of_q] if a.query.dim() == 3 else a.logsumexp[of_q]
         grads = backward(grad, q, k, v, out, rows, call)[:3]
         for whole, place, each in zip(made, (of_q, of_k, of_k), grads, strict=True):
@@ -287,7 +279,7 @@ def _restrided(x: Any, wanted: Any) -> Any:
 
 OPERATORS: dict[str, Callable[[Any], Any]] = {
     "_scaled_dot_product_flash_attention": flash,
-    "_scaled_dot_product_flash_attention_backward": flash_backward,
+    "_scaled_dot_product_flash_attention_backward": functools.partial(dense_backward, lower_right=True),
     "_scaled_dot_product_efficient_attention": efficient,
     "_scaled_dot_product_efficient_attention_backward": dense_backward,
     "_scaled_dot_product_cudnn_attention": cudnn,

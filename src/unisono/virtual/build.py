@@ -156,7 +156,7 @@ def _compile(torch: Path, made: Path, extra: tuple[str, ...]) -> None:
         _run([[compiler, "-shared", *extra, *objects, "-o", str(fresh), *libraries]], began)
         fresh.chmod(0o755)
         fresh.rename(made)
-    _say(f"virtual GPUs: library built in {time.monotonic() - began:.0f} s, kept in {made.parent}\n")
+    _say(f"virtual GPUs: library built in {time.monotonic() - began:.0f} s, kept in {made.parent}")
 
 
 def _run(commands: list[list[str]], began: float) -> None:
@@ -164,18 +164,17 @@ def _run(commands: list[list[str]], began: float) -> None:
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
     try:
         for process in running:
-            while True:
-                try:
-                    _, errors = process.communicate(timeout=1)
-                    break
-                except subprocess.TimeoutExpired:
-                    seconds = time.monotonic() - began
-                    _say(f"virtual GPUs: building their library for this PyTorch, once ... {seconds:.0f} s")
+            errors = None
+            while errors is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    errors = process.communicate(timeout=1)[1]
+                seconds = time.monotonic() - began
+                _say(f"virtual GPUs: building their library for this PyTorch, once ... {seconds:.0f} s", "\r")
             if process.returncode:
                 raise RuntimeError(
                     message(
                         "the library of virtual GPUs could not be compiled",
-                        observed=f"{' '.join(process.args)}\n{errors[-2000:]}",  # type: ignore[arg-type]
+                        observed=f"{process.args!r}\n{errors[-2000:]}",
                         expected="a compiler for C++20 and PyTorch 2.12 to 2.15",
                     )
                 )
@@ -185,7 +184,6 @@ def _run(commands: list[list[str]], began: float) -> None:
             process.wait()
 
 
-def _say(text: str) -> None:
-    end = "" if text.endswith("\n") or not sys.stderr.isatty() else "\r"
-    if text.endswith("\n") or sys.stderr.isatty():
+def _say(text: str, end: str = "\n") -> None:
+    if end == "\n" or sys.stderr.isatty():
         print(f"unisono: {text}", end=end, file=sys.stderr, flush=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-SUM, PRODUCT, MAX, MIN = 0, 1, 2, 3  # ncclRedOp_t
+import torch  # which is not complete yet
+
+REDUCTIONS = ("add", "mul", "maximum", "minimum")  # by their number in ncclRedOp_t
 
 
 def functions(c: Any) -> dict[str, Any]:
@@ -21,18 +22,15 @@ def functions(c: Any) -> dict[str, Any]:
         "_scatter_out": _scatter_out,
         "_gather": _gather,
         "_gather_out": _gather_out,
-        "_nccl_all_reduce": _all_reduce,
-        "_nccl_reduce": _reduce,
-        "_nccl_broadcast": lambda inputs, root, streams=None, comms=None: _broadcast_out(
-            inputs[root], inputs
-        ),
+        "_nccl_all_reduce": lambda inputs, outputs, op, *_: _broadcast_out(_reduced(inputs, op), outputs),
+        "_nccl_reduce": lambda inputs, output, root, op, *_: output.copy_(_reduced(inputs, op)),
+        "_nccl_broadcast": lambda inputs, root, *_: _broadcast_out(inputs[root], inputs),
         "_nccl_all_gather": _all_gather,
         "_nccl_reduce_scatter": _reduce_scatter,
     }
 
 
 def _device(index: Any) -> Any:
-    torch = sys.modules["torch"]
     return torch.device("cuda", index) if isinstance(index, int) else torch.device(index)
 
 
@@ -72,7 +70,6 @@ def _scatter_out(tensor: Any, out: Any, dim: int, streams: Any) -> Any:
 
 
 def _gather(tensors: Any, dim: int, destination: Any) -> Any:
-    torch = sys.modules["torch"]
     if not tensors:
         raise RuntimeError("Expected at least one tensor to gather from")
     for i, x in enumerate(tensors):
@@ -88,7 +85,6 @@ def _gather(tensors: Any, dim: int, destination: Any) -> Any:
 
 
 def _gather_out(tensors: Any, out: Any, dim: int) -> Any:
-    torch = sys.modules["torch"]
     out.copy_(torch.cat([x.to(out.device) for x in tensors], dim))
     return out
 
@@ -96,26 +92,11 @@ def _gather_out(tensors: Any, out: Any, dim: int) -> Any:
 def _reduced(inputs: Any, op: int) -> Any:
     result = inputs[0].clone()
     for x in inputs[1:]:
-        x = x.to(result.device)
-        result = {
-            SUM: result.add,
-            PRODUCT: result.mul,
-            MAX: result.maximum,
-            MIN: result.minimum,
-        }[op](x)
+        result = getattr(result, REDUCTIONS[op])(x.to(result.device))
     return result
 
 
-def _all_reduce(inputs: Any, outputs: Any, op: int, streams: Any = None, comms: Any = None) -> None:
-    _broadcast_out(_reduced(inputs, op), outputs)
-
-
-def _reduce(inputs: Any, output: Any, root: int, op: int, streams: Any = None, comms: Any = None) -> None:
-    output.copy_(_reduced(inputs, op))
-
-
 def _all_gather(inputs: Any, outputs: Any, streams: Any = None, comms: Any = None) -> None:
-    torch = sys.modules["torch"]
     for out in outputs:
         out.view(-1).copy_(torch.cat([x.to(out.device).view(-1) for x in inputs]))
 

@@ -5,13 +5,15 @@ Calls that a virtual GPU does not support raise an error with a reason.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import build, comm, streams
+from . import build, comm
 from .native import TorchPython
+from .streams import _CudaEventBase, _CudaGraphBase, _stream_class, capturing, new_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,14 +23,6 @@ if TYPE_CHECKING:
 
 CUDA = 1
 NCCL_VERSION = 2 << 32 | 29 << 16 | 7  # 2.29.7
-INVALID_DEVICE = (
-    "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
-    "Search for `cudaErrorInvalidDevice' in "
-    "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.\n"
-    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
-    "might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-)
-
 KERNELS = "it runs the CPU's kernels, no CUDA code"
 MEMORY = "its memory is counted by Unisono"
 POOLS = "it has no private memory pools"
@@ -55,13 +49,40 @@ REFUSED = {
         )
     },
 }  # fmt: skip
-TUNABLE = (
-    ("enable", None), ("is_enabled", False), ("tuning_enable", None), ("tuning_is_enabled", False),
-    ("set_max_tuning_duration", None), ("get_max_tuning_duration", 30), ("set_max_tuning_iterations", None),
-    ("get_max_tuning_iterations", 100), ("set_filename", None), ("get_filename", ""), ("get_results", ()),
-    ("get_validators", ()), ("read_file", False), ("set_rotating_buffer_size", None), ("write_file", False),
-    ("get_rotating_buffer_size", 0), ("set_numerical_check_tolerances", None), ("write_file_on_exit", None),
-)  # fmt: skip
+ANSWERS: dict[str, Any] = {
+    "_cuda_getCompiledVersion": 0, "_cuda_getArchFlags": None, "_cuda_getCurrentBlasHandle": 0,
+    "_cuda_getCurrentSolverHandle": 0, "_cuda_clearCublasWorkspaces": None, "_cuda_getCublasWorkspaceSize": 0,
+    "_cuda_setCublasWorkspaceSize": None, "_cuda_resetCublasWorkspaceSize": None,
+    "_cuda_getCublasLtWorkspaceSize": 0, "_cuda_setCublasLtWorkspaceSize": None,
+    "_cuda_resetCublasLtWorkspaceSize": None, "_cuda_get_conv_benchmark_empty_cache": True,
+    "_cuda_hasPrimaryContext": True, "_cuda_resetPeakHostMemoryStats": None,
+    "_cuda_resetAccumulatedHostMemoryStats": None, "_cuda_getAllocatorBackend": "native",
+    "_cuda_cudaCachingAllocator_enable": None, "_cuda_cudaCachingAllocator_is_enabled": True,
+    "_cuda_cudaCachingAllocator_set_allocator_settings": None, "_cuda_isHistoryEnabled": False,
+    "_cuda_record_memory_history": None, "_cuda_record_memory_history_legacy": None,
+    "_cuda_attach_out_of_memory_observer": None, "_cuda_setMemoryMetadata": None,
+    "_cuda_getMemoryMetadata": "", "_cuda_allocationTraceback": (), "_cuda_checkPoolLiveAllocations": True,
+    "_cuda_ipc_collect": None, "_cuda_cudaHostAllocator": 0, "_cuda_record_untuned_enable": None,
+    "_cuda_record_untuned_is_enabled": False, "_nccl_version": NCCL_VERSION, "_nccl_version_suffix": b"",
+    "_can_use_mem_efficient_attention": False, "_can_use_cudnn_attention": False,
+    "_jit_override_can_fuse_on_gpu": False,  # it would compile CUDA code
+    **{
+        f"_cuda_tunableop_{name}": value
+        for name, value in (
+            ("enable", None), ("is_enabled", False), ("tuning_enable", None), ("tuning_is_enabled", False),
+            ("set_max_tuning_duration", None), ("get_max_tuning_duration", 30), ("get_filename", ""),
+            ("set_max_tuning_iterations", None), ("get_max_tuning_iterations", 100), ("set_filename", None),
+            ("get_results", ()), ("get_validators", ()), ("read_file", False), ("write_file", False),
+            ("set_rotating_buffer_size", None), ("get_rotating_buffer_size", 0), ("write_file_on_exit", None),
+            ("set_numerical_check_tolerances", None),
+        )
+    },
+}  # fmt: skip
+"""What functions return that change nothing here."""
+RANGES: dict[str, Any] = dict.fromkeys(("rangePushA", "rangePop", "rangeStartA", "deviceRangeStart"), 0)
+RANGES |= dict.fromkeys(("rangeEnd", "markA", "deviceRangeEnd"))
+RUNTIME = [f"cuda{each}" for each in ("ProfilerStart", "ProfilerStop", "StreamCreate", "StreamDestroy")]
+RUNTIME += ["cudaHostRegister", "cudaHostUnregister"]
 
 
 class DeviceProperties:
@@ -105,11 +126,8 @@ def install(c: ModuleType, library: VirtualGpuLibrary, settings: VirtualGpuSetti
         **{name: refusal(name, why) for name, why in REFUSED.items()},
         **_devices(c, library, python),
         **_memory(c, library),
-        **_streams(c, library),
-        **streams.classes(library),
-        **_rest(),
+        **{name: _answer(value) for name, value in ANSWERS.items()},
         **comm.functions(c),
-        "_jit_override_can_fuse_on_gpu": lambda fuses: False,  # it would compile CUDA code
     }
     c._jit_override_can_fuse_on_gpu(False)
     given["_cuda_init"] = _initialize(library, python, settings)
@@ -129,6 +147,10 @@ def _function(name: str, called: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _answer(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
 def refusal(name: str, why: str) -> Callable[..., NoReturn]:
     """Make a function that raises an error. ("_cuda_x", "it has none") -> "x: not on a ..."."""
     shown = name.removeprefix("_").removeprefix("cuda_")
@@ -140,33 +162,47 @@ def refusal(name: str, why: str) -> Callable[..., NoReturn]:
 
 
 def _devices(c: Any, library: VirtualGpuLibrary, python: TorchPython) -> dict[str, Any]:
-    def set_device(device: int) -> None:
-        library.use()
-        if library.set(device):
-            raise c.AcceleratorError(INVALID_DEVICE)
-
     def exchange(device: int) -> int:
-        before: int = library.current()
-        set_device(device)
-        return before if device >= 0 else -1
+        return int(c._accelerator_exchangeDevice(device)) if device >= 0 else -1
 
     def synchronize() -> None:
-        if streams.capturing():
+        if capturing():
             raise c.AcceleratorError("CUDA error: operation not permitted when stream is capturing")
         c._accelerator_synchronizeDevice(library.current())
 
+    def current(device: int) -> tuple[int, int, int]:
+        stream = c._accelerator_getStream(device)
+        return stream.stream_id, stream.device_index, CUDA
+
+    def set_stream(**place: int) -> None:
+        c._accelerator_setStream(c.Stream(**place))
+
+    mode = {"sync_debug_mode": 0, "cudnn_benchmark_limit": 10}  # without effect
+    setters = {f"_cuda_set_{name}": functools.partial(mode.__setitem__, name) for name in mode}
+    getters = {f"_cuda_get_{name}": functools.partial(mode.__getitem__, name) for name in mode}
     return {
+        **setters,
+        **getters,
         "_cuda_getDeviceCount": library.count,
         "_cuda_getDevice": library.current,
-        "_cuda_setDevice": set_device,
+        "_cuda_setDevice": c._accelerator_setDeviceIndex,
         "_cuda_exchangeDevice": exchange,
         "_cuda_maybeExchangeDevice": exchange,
         "_cuda_synchronize": synchronize,
         "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
-        "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_isInBadFork": lambda: python.in_bad_fork(CUDA),
-        "_cuda_getCompiledVersion": lambda: 0,
-        "_cuda_getArchFlags": lambda: None,
+        "_cuda_sleep": lambda cycles: time.sleep(min(cycles / 1.41e9, 10.0)),
+        "_can_use_flash_attention": lambda given, debug=False: given.query.itemsize == 2,
+        "_cuda_getCurrentStream": current,
+        "_cuda_getDefaultStream": lambda device: (0, library.current() if device < 0 else device, CUDA),
+        "_cuda_getCurrentRawStream": lambda device: library.stream_handle(device, current(device)[0]),
+        "_cuda_setStream": set_stream,
+        "_cuda_isCurrentStreamCapturing": capturing,
+        "_graph_pool_handle": new_pool,
+        "_CudaStreamBase": _stream_class(library),
+        "_CudaEventBase": _CudaEventBase,
+        "_CUDAGraph": _CudaGraphBase,
+        "_nvtx": _module("_nvtx", RANGES),
         "_CudaDeviceProperties": DeviceProperties,
         "_activate_gpu_trace": lambda: library.trace(python.interpreter()),
     }
@@ -179,139 +215,38 @@ def _memory(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
         library.set_fraction(device, fraction)
 
     def snapshot(asked: object = None) -> dict[str, Any]:
+        traces: list[object] = [[] for _ in range(library.count())]
         return {
-            "segments": [],
-            "device_traces": [[] for _ in range(library.count())],
-            "allocator_settings": {},
-            "external_annotations": [],
-        }
+            "segments": [], "device_traces": traces, "allocator_settings": {}, "external_annotations": [],
+        }  # fmt: skip
 
     def statistics(device: int) -> dict[str, object]:
-        return library.memory_stats(device)
+        more = {"num_oom_rejections": 0, "reserved_bytes_by_private_pools": {}}
+        return {**more, **c._accelerator_getDeviceStats(device)}
 
-    def nothing(*args: object, **kwargs: object) -> None:
-        pass
-
-    class MemPool:
-        def __init__(self, *args: object, **kwargs: object) -> None:
-            raise RuntimeError("MemPool: not on a virtual GPU, it has no private memory pools")
-
+    runtime = _module("_cudart", dict.fromkeys(RUNTIME, 0))
+    runtime.cudaError = type("cudaError", (int,), {"success": 0})
+    runtime.cudaGetErrorString = lambda code: "no error" if code == 0 else "unknown error"
+    runtime.cudaMemGetInfo = lambda device: (library.free(device), library.capacity(device))
     return {
-        "_MemPool": MemPool,
+        "_MemPool": type("_MemPool", (), {"__init__": refusal("MemPool", POOLS)}),
         "_cuda_memoryStats": statistics,
-        "_cuda_resetPeakMemoryStats": library.reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": library.reset_accumulated,
-        "_cuda_emptyCache": library.empty_cache,
+        "_cuda_resetPeakMemoryStats": c._accelerator_resetPeakStats,
+        "_cuda_resetAccumulatedMemoryStats": c._accelerator_resetAccumulatedStats,
+        "_cuda_emptyCache": c._accelerator_emptyCache,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": library.fraction,
         "_cuda_hostMemoryStats": dict,
-        "_cuda_resetPeakHostMemoryStats": nothing,
-        "_cuda_resetAccumulatedHostMemoryStats": nothing,
         "_cuda_memorySnapshot": snapshot,
-        "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_cudaCachingAllocator_enable": nothing,
-        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_cudaCachingAllocator_set_allocator_settings": nothing,
-        "_cuda_isHistoryEnabled": lambda: False,
-        "_cuda_record_memory_history": nothing,  # snapshots are empty
-        "_cuda_record_memory_history_legacy": nothing,
-        "_cuda_attach_out_of_memory_observer": nothing,
-        "_cuda_setMemoryMetadata": nothing,
-        "_cuda_getMemoryMetadata": lambda: "",
-        "_cuda_allocationTraceback": lambda pointer: [],
-        "_cuda_checkPoolLiveAllocations": lambda *args: True,
-        "_cuda_ipc_collect": nothing,
-        "_cuda_cudaHostAllocator": lambda: 0,
-        "_cudart": _runtime(library),
+        "_cudart": runtime,
     }
 
 
-def _module(name: str, **functions: Any) -> ModuleType:
-    """Make a module of `torch._C`."""
+def _module(name: str, answers: dict[str, Any]) -> Any:
+    """Make a module of `torch._C`, of functions that return these values."""
     made = ModuleType(f"torch._C.{name}")
-    made.__dict__.update(functions)
+    made.__dict__.update((each, _answer(value)) for each, value in answers.items())
     return made
-
-
-def _runtime(library: VirtualGpuLibrary) -> ModuleType:
-    """Make the module `torch._C._cudart`."""
-    error = type("cudaError", (int,), {"success": 0})
-    return _module(
-        "_cudart",
-        cudaError=error,
-        cudaGetErrorString=lambda code: "no error" if code == 0 else "unknown error",
-        cudaMemGetInfo=lambda device: (library.free(device), library.capacity(device)),
-        cudaProfilerStart=lambda: 0,
-        cudaProfilerStop=lambda: 0,
-        cudaHostRegister=lambda pointer, nbytes, flags: 0,
-        cudaHostUnregister=lambda pointer: 0,
-        cudaStreamCreate=lambda pointer: 0,
-        cudaStreamDestroy=lambda pointer: 0,
-    )
-
-
-def _streams(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
-    def current(device: int) -> tuple[int, int, int]:
-        index = library.current() if device < 0 else device
-        return library.stream(index), index, CUDA
-
-    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
-        library.set(device_index)
-        library.set_stream(device_index, stream_id)
-
-    return {
-        "_cuda_getCurrentStream": current,
-        "_cuda_getDefaultStream": lambda device: (0, library.current() if device < 0 else device, CUDA),
-        "_cuda_getCurrentRawStream": lambda device: library.stream_handle(device, library.stream(device)),
-        "_cuda_setStream": set_stream,
-        "_cuda_isCurrentStreamCapturing": streams.capturing,
-        "_graph_pool_handle": streams.new_pool,
-    }
-
-
-def _rest() -> dict[str, Any]:
-    def nothing(*args: object, **kwargs: object) -> None:
-        pass
-
-    mode = [0]  # of set_sync_debug_mode
-    limit = [10]  # of cudnn's benchmark
-
-    tunable = {f"_cuda_tunableop_{name}": (lambda *args, value=value: value) for name, value in TUNABLE}
-    return {
-        **tunable,
-        "_cuda_record_untuned_enable": nothing,
-        "_cuda_record_untuned_is_enabled": lambda: False,
-        "_cuda_sleep": lambda cycles: time.sleep(min(cycles / 1.41e9, 10.0)),
-        "_cuda_set_sync_debug_mode": lambda value: mode.__setitem__(0, value),
-        "_cuda_get_sync_debug_mode": lambda: mode[0],
-        "_cuda_get_cudnn_benchmark_limit": lambda: limit[0],
-        "_cuda_set_cudnn_benchmark_limit": lambda value: limit.__setitem__(0, value),
-        "_cuda_get_conv_benchmark_empty_cache": lambda: True,
-        "_cuda_getCurrentBlasHandle": lambda: 0,
-        "_cuda_getCurrentSolverHandle": lambda: 0,
-        "_cuda_clearCublasWorkspaces": nothing,
-        "_cuda_getCublasWorkspaceSize": lambda: 0,
-        "_cuda_setCublasWorkspaceSize": nothing,
-        "_cuda_resetCublasWorkspaceSize": nothing,
-        "_cuda_getCublasLtWorkspaceSize": lambda: 0,
-        "_cuda_setCublasLtWorkspaceSize": nothing,
-        "_cuda_resetCublasLtWorkspaceSize": nothing,
-        "_nvtx": _module(
-            "_nvtx",
-            rangePushA=lambda text: 0,
-            rangePop=lambda: 0,
-            rangeStartA=lambda text: 0,
-            rangeEnd=nothing,
-            markA=nothing,
-            deviceRangeStart=lambda text, stream: 0,
-            deviceRangeEnd=nothing,
-        ),
-        "_can_use_flash_attention": lambda given, debug=False: given.query.itemsize == 2,
-        "_can_use_mem_efficient_attention": lambda given, debug=False: False,
-        "_can_use_cudnn_attention": lambda given, debug=False: False,
-        "_nccl_version": lambda: NCCL_VERSION,
-        "_nccl_version_suffix": lambda: b"",
-    }
 
 
 def _initialize(
@@ -320,14 +255,15 @@ def _initialize(
     """Make `torch._C._cuda_init`, which the first use of a device calls."""
 
     def initialize() -> None:
+        from unisono.torch_internals.graphs import without_modes  # it needs all of PyTorch
+
         torch = sys.modules["torch"]
         library.use()
         if library.count() == 0:
             raise RuntimeError("No CUDA GPUs are available")
-        library.give_default(1)
-        generators = tuple(torch.Generator(f"cuda:{index}") for index in range(library.count()))
-        library.give_default(0)
-        torch.cuda.default_generators = generators
+        with without_modes():  # the sanitizer asks for a stream at each operation, and waits for this
+            each = map(torch.ops.unisono_virtual.generator, range(library.count()))
+            torch.cuda.default_generators = tuple(each)
         torch.cuda._get_device_properties = lambda device: DeviceProperties(
             library.physical(device), library.capacity(device)
         )

@@ -6,7 +6,6 @@ Each rank writes its device into the group's store before its first call.
 from __future__ import annotations
 
 import socket
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,16 +39,11 @@ class DeviceOwners:
             DistBackendError: one of them uses the device of this rank.
         """
         self.agreed = True
-        properties: Any = torch.cuda.get_device_properties(device)
-        mine = f"{properties.pci_bus_id << 12} {socket.gethostname()}"
-        self._store.set(self._key(self._rank), mine)
+        bus = torch.cuda.get_device_properties(device).pci_bus_id << 12  # type: ignore[attr-defined]
+        mine = f"{bus} {socket.gethostname()}"
+        self._store.set(f"device of {self._rank}", mine)
         for rank in range(self._size):
-            if rank == self._rank or not self._store.check([self._key(rank)]):
+            if rank == self._rank or not self._store.check([f"device of {rank}"]):
                 continue
-            if self._store.get(self._key(rank)).decode() == mine:
-                bus = properties.pci_bus_id << 12
+            if self._store.get(f"device of {rank}").decode() == mine:
                 raise dist.DistBackendError(TEXT.format(*sorted((rank, self._rank)), bus))
-
-    @staticmethod
-    def _key(rank: int) -> str:
-        return f"device of {rank}"

@@ -106,7 +106,7 @@ class RecordedGraph:
     def _place(self, step: _GraphStep, result: Any) -> None:
         """Copy new results to where those of the capture are."""
         results = tree_leaves(result)
-        if step.communicates:
+        if getattr(step.call, "namespace", "") == "_c10d_functional":
             results = [torch.ops._c10d_functional.wait_tensor(x) for x in results]
         for key, i in step.made.items():
             self._fit(key, self.sizes[key])
@@ -125,7 +125,6 @@ class _GraphStep(NamedTuple):
     kwargs: dict[str, Any]
     tensors: list[Tensor]
     made: dict[int, int]  # the storages that are new, and the numbers of the results in them
-    communicates: bool
 
 
 class _Capture(OperatorMode):
@@ -152,10 +151,7 @@ class _Capture(OperatorMode):
         """Run a call, and make it a step if it computes something of GPUs."""
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         kept = (args, kwargs)
-        space = getattr(call, "namespace", "")
-        views = getattr(
-            call, "is_view", False
-        )  # a schema may not say what is written, but says what is a view
+        views = getattr(call, "is_view", False)  # schemas may not say what is written, but what is a view
         on_gpus = any(x.is_cuda for x in given)
         if hasattr(call, "_schema"):
             _refuse_to_wait(call, args, kwargs, given)
@@ -179,7 +175,7 @@ class _Capture(OperatorMode):
             tensors = [x for x in tree_leaves(kept) if isinstance(x, torch.Tensor)]
             for x in tensors:
                 self._graph.storages.setdefault(_key(x), x.untyped_storage())
-            self._graph.steps.append(_GraphStep(call, *kept, tensors, made, space == "_c10d_functional"))
+            self._graph.steps.append(_GraphStep(call, *kept, tensors, made))
         return result
 
     def _keep_values(self, given: list[Tensor]) -> None:

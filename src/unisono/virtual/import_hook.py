@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,41 +43,22 @@ class ImportHook:
         finally:
             self._finding = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _HookLoader(spec.loader, self._before.get(fullname), self._after.get(fullname))  # type: ignore[assignment]
+            _surround(spec.loader, self._before.get(fullname), self._after.get(fullname))
         return spec
 
 
-class _HookLoader:
-    """A module's loader, with a call before it and one after it."""
+def _surround(loader: Any, before: Callable[..., Any] | None, after: Callable[..., Any] | None) -> None:
+    """Let a loader call a function before it makes its module, and one after it has executed it."""
+    create, execute = loader.create_module, loader.exec_module
 
-    def __init__(
-        self,
-        loader: Any,
-        before: Callable[[], None] | None,
-        after: Callable[[ModuleType], None] | None,
-    ) -> None:
-        self._loader = loader
-        self._run_before = before
-        self._run_after = after
+    def create_module(spec: ModuleSpec) -> Any:
+        if before:
+            before()
+        return create(spec)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        if self._run_before:
-            self._run_before()
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        if after:
+            after(module)
 
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader  # readers of it find PyTorch's own loader
-        module.__loader__ = self._loader
-        if self._run_after:
-            self._run_after(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-def already_imported() -> bool:
-    """Whether PyTorch has been imported."""
-    return "torch" in sys.modules
+    loader.create_module, loader.exec_module = create_module, exec_module

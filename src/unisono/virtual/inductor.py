@@ -21,12 +21,13 @@ from torch import fx
 from unisono.torch_internals import inductor
 
 from .graphs import as_one_step
+from .kernels import on_host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HALF = torch.float16
 aten: Any = torch.ops.aten
 OPERATOR = type(aten.mm.default)
@@ -67,7 +68,7 @@ def _for_virtual_gpus(compile_one: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:  # what Inductor cannot do, PyTorch can without it
             LOG.debug("a graph runs uncompiled", exc_info=True)
             _notice(error)
-            return _uncompiled(graph)
+            return _boxed(graph)
         return _on_host(compiled, devices, _operations(moved))
 
     return compile_graph
@@ -83,47 +84,35 @@ def _on_host(compiled: Callable[..., Any], devices: list[int], operations: list[
     draws = any(torch.Tag.nondeterministic_seeded in op.tags for op in operations)
     communicates = any(op.namespace == "_c10d_functional" for op in operations)
 
-    def run(inputs: list[Any]) -> Any:
-        words = tuple(inputs)
-        inputs.clear()
-        return as_one_step(run_on_host, words, {})
-
     def run_on_host(*inputs: Any) -> list[Any]:
-        given = [x for x in inputs if isinstance(x, torch.Tensor)]
-        hosts = torch.ops.unisono_virtual.hosts(given)
-        each = iter(hosts)
-        words = [next(each) if isinstance(x, torch.Tensor) else x for x in inputs]
+        with _cpu_draws_as_gpu(inputs) if draws else _NOTHING:
+            return on_host(call, inputs, devices.__getitem__)
+
+    def call(words: list[Any]) -> list[Any]:
         _RUNNING.depth = getattr(_RUNNING, "depth", 0) + 1
         try:
-            with _CpuDrawsAsGpu(given) if draws else _NOTHING:
-                made = list(compiled(words))
+            made = list(compiled(words))
         finally:
             _RUNNING.depth -= 1
-        places = [i for i, x in enumerate(made) if isinstance(x, torch.Tensor)]
-        found = [made[i] for i in places]
         if communicates:  # a wait finds the call by memory that the CPU's tensor has
-            found = [torch.ops._c10d_functional.wait_tensor(x) for x in found]
-        on_gpus = torch.ops.unisono_virtual.devices(given, hosts, found, [devices[i] for i in places])
-        for i, x in zip(places, on_gpus, strict=True):
-            made[i] = x
+            made = [
+                torch.ops._c10d_functional.wait_tensor(x) if isinstance(x, torch.Tensor) else x for x in made
+            ]
         return made
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return _boxed(lambda *inputs: as_one_step(run_on_host, inputs, {}))
 
 
-class _CpuDrawsAsGpu:
-    """Seeds the CPU's random numbers from those of a graph's first GPU, for the time of the graph."""
-
-    def __init__(self, inputs: list[torch.Tensor]) -> None:
-        self._device = next((x.device for x in inputs if x.is_cuda), torch.device("cuda"))
-
-    def __enter__(self) -> None:
-        self._state = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(int(torch.randint(2**62, (), device=self._device)))
-
-    def __exit__(self, *error: object) -> None:
-        torch.default_generator.set_state(self._state)
+@contextlib.contextmanager
+def _cpu_draws_as_gpu(inputs: Sequence[Any]) -> Iterator[None]:
+    """Seed the CPU's random numbers from those of a graph's first GPU, for the time of the graph."""
+    device = next((x.device for x in inputs if _index(x) >= 0), CUDA)
+    state = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(int(torch.randint(2**62, (), device=device)))
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 def _moved(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
@@ -132,8 +121,7 @@ def _moved(graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule
     Raises:
         NotImplementedError: the CPU does not have an operation.
     """
-    values = [*inputs, *(node.meta.get("val") for node in graph.graph.nodes)]
-    mode = next((x.fake_mode for x in values if hasattr(x, "fake_mode")), None)
+    mode = next((x.fake_mode for x in _values(graph, inputs) if hasattr(x, "fake_mode")), None)
     if mode is None:
         raise NotImplementedError("its inputs have values, not only shapes")
     with mode:
@@ -222,15 +210,20 @@ def _index(value: Any) -> int:
 
 
 def _uses_gpus(graph: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    values = [*inputs, *(node.meta.get("val") for node in graph.graph.nodes)]
-    return any(isinstance(x, torch.Tensor) and x.is_cuda for x in values)
+    return any(_index(x) >= 0 for x in _values(graph, inputs))
 
 
-def _uncompiled(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
+def _values(graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    return [*inputs, *(node.meta.get("val") for node in graph.graph.nodes)]
+
+
+def _boxed(call: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """Take inputs as a list, which is empty when `call` runs: nobody else keeps their memory."""
+
     def run(inputs: list[Any]) -> Any:
         given = tuple(inputs)
         inputs.clear()
-        return graph(*given)
+        return call(*given)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

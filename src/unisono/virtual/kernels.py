@@ -5,7 +5,6 @@ Formulas: Ioffe and Szegedy 2015 (batch norm), Hochreiter and Schmidhuber 1997 (
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,7 @@ from unisono.torch_internals import inductor
 from . import attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -62,21 +61,10 @@ def batch_norm_gather_stats_with_counts(
     return together, (variance + eps).rsqrt()
 
 
-def batch_norm_gather_stats(
-    x: Tensor,
-    mean: Tensor,
-    invstd: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    count: int,
-) -> tuple[Tensor, Tensor]:
-    """Combine the statistics of ranks with equally many elements."""
-    counts = torch.full((mean.shape[0],), count, device=mean.device)
-    return batch_norm_gather_stats_with_counts(
-        x, mean, invstd, running_mean, running_var, momentum, eps, counts
-    )
+def batch_norm_gather_stats(x: Tensor, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Combine the statistics of ranks with equally many elements: the last argument."""
+    counts = torch.full((mean.shape[0],), rest[-1], device=mean.device)
+    return batch_norm_gather_stats_with_counts(x, mean, *rest[:-1], counts)  # type: ignore[call-arg]
 
 
 def batch_norm_elemt(
@@ -91,18 +79,9 @@ def batch_norm_elemt(
     return result.to(x.dtype)
 
 
-def batch_norm_elemt_out(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    invstd: Tensor,
-    eps: float,
-    *,
-    out: Tensor,
-) -> Tensor:
+def batch_norm_elemt_out(*args: Any, out: Tensor) -> Tensor:
     """Normalize into `out`."""
-    return out.copy_(batch_norm_elemt(x, weight, bias, mean, invstd, eps))
+    return out.copy_(batch_norm_elemt(*args))
 
 
 def batch_norm_backward_reduce(
@@ -221,27 +200,39 @@ def addmm_dtype(
     return c.to(out_dtype) * beta + mm_dtype(a, b, out_dtype) * alpha
 
 
+def on_host(call: Callable[[list[Any]], Any], inputs: Sequence[Any], gpu: Callable[[int], int]) -> list[Any]:
+    """Call a function with tensors of the CPU over the same memory; return its results on their devices.
+
+    Beside the results it takes no memory of a GPU.
+
+    Args:
+        gpu: from the number of a result to its GPU; -1: the CPU.
+    """
+    given = [x for x in inputs if isinstance(x, torch.Tensor)]
+    hosts = torch.ops.unisono_virtual.hosts(given)
+    each = iter(hosts)
+    made = list(call([next(each) if isinstance(x, torch.Tensor) else x for x in inputs]))
+    places = [i for i, x in enumerate(made) if isinstance(x, torch.Tensor)]
+    results = [made[i] for i in places]
+    found = torch.ops.unisono_virtual.devices(given, hosts, results, list(map(gpu, places)))
+    for i, x in zip(places, found, strict=True):
+        made[i] = x
+    return made
+
+
 def _on_host(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a kernel on the CPU. Beside its results it takes no memory of the device, as CUDA's takes none."""
+    """Run a kernel on the CPU, as CUDA's take no memory within themselves."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-        hosts = torch.ops.unisono_virtual.hosts(given)
-        each = iter(hosts)
+        def call(words: list[Any]) -> Any:
+            results = kernel(*words[: len(args)], **dict(zip(kwargs, words[len(args) :], strict=True)))
+            return results if isinstance(results, tuple) else (results,)
 
-        def host(x: Any) -> Any:
-            return next(each) if isinstance(x, torch.Tensor) else x
-
-        results = kernel(*map(host, args), **{name: host(x) for name, x in kwargs.items()})
-        made = list(results) if isinstance(results, tuple) else [results]
-        places = [i for i, x in enumerate(made) if isinstance(x, torch.Tensor)]
-        gpu = given[0].device.index if given[0].is_cuda else -1
-        found = torch.ops.unisono_virtual.devices(
-            given, hosts, [made[i] for i in places], [gpu] * len(places)
+        device = args[0].device
+        made = on_host(
+            call, (*args, *kwargs.values()), lambda i: device.index if device.type == "cuda" else -1
         )
-        for i, x in zip(places, found, strict=True):
-            made[i] = x
-        return tuple(made) if isinstance(results, tuple) else made[0]
+        return tuple(made) if len(made) > 1 else made[0]
 
     return run
 
@@ -266,7 +257,7 @@ def rms_norm_backward(
 def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor:
     """Count the elements in each bin, of integers too, which the CPU refuses."""
     if x.is_floating_point():
-        _alert("_histc_cuda with floating point input")
+        torch.ops.unisono_virtual.alert("_histc_cuda with floating point input")
     values = x.flatten().double()
     least, most = (torch.full((), float(each), device=x.device, dtype=values.dtype) for each in (low, high))
     if low == high and x.numel():
@@ -278,33 +269,18 @@ def histc(x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Tensor
     return torch.zeros(bins, dtype=values.dtype, device=x.device).scatter_add(0, place, inside).to(x.dtype)
 
 
-def _alert(name: str) -> None:
-    """What a kernel without a deterministic implementation does where the program asks for one."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return
-    text = (
-        f"{name} does not have a deterministic implementation, but you set "
-        "'torch.use_deterministic_algorithms(True"
-    )
-    if torch.is_deterministic_algorithms_warn_only_enabled():
-        warnings.warn(f"{text}, warn_only=True)'", stacklevel=2)
-        return
-    raise RuntimeError(f"{text})'")
-
-
 def no_library(*args: Any) -> bool:
     """Return False: there is neither cuDNN nor MIOpen, so `ctc_loss` takes PyTorch's own kernel."""
     return False
 
 
-KERNELS = {
-    "batch_norm_stats": batch_norm_stats,
-    "batch_norm_gather_stats": batch_norm_gather_stats,
-    "batch_norm_gather_stats_with_counts": batch_norm_gather_stats_with_counts,
-    "batch_norm_elemt": batch_norm_elemt,
+SAME_NAME = (
+    batch_norm_stats, batch_norm_gather_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt,
+    batch_norm_backward_reduce, batch_norm_backward_elemt, histc,
+)  # fmt: skip
+KERNELS: dict[str, Callable[..., Any]] = {
+    **{kernel.__name__: kernel for kernel in SAME_NAME},
     "batch_norm_elemt.out": batch_norm_elemt_out,
-    "batch_norm_backward_reduce": batch_norm_backward_reduce,
-    "batch_norm_backward_elemt": batch_norm_backward_elemt,
     "_thnn_fused_lstm_cell": lstm_cell,
     "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
     "_thnn_fused_gru_cell": gru_cell,
@@ -316,11 +292,11 @@ KERNELS = {
     "addmm.dtype": addmm_dtype,
     "baddbmm.dtype": addmm_dtype,
     "_fused_rms_norm_backward": _on_host(rms_norm_backward),
-    "histc": histc,
-    "_use_cudnn_ctc_loss": no_library,
-    "_use_cudnn_ctc_loss.Tensor": no_library,
-    "_use_miopen_ctc_loss": no_library,
-    "_use_miopen_ctc_loss.Tensor": no_library,
+    **{
+        f"_use_{name}_ctc_loss{type_}": no_library
+        for name in ("cudnn", "miopen")
+        for type_ in ("", ".Tensor")
+    },
 }
 
 

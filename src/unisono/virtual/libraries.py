@@ -13,8 +13,11 @@ import torch
 
 from unisono.torch_internals.inductor import kernels_in_python
 
+from .cuda import KERNELS, refusal
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from .native import VirtualGpuLibrary
 
@@ -35,3 +38,8 @@ def watch(library: VirtualGpuLibrary) -> None:
     operators: Any = torch.ops
     operators.load_library = followed(operators.load_library)
     loader.create_module = followed(loader.create_module)
+
+
+def install(module: ModuleType) -> None:
+    """Refuse to compile a library of CUDA code. `module`: torch.utils.cpp_extension."""
+    module._get_cuda_arch_flags = refusal("a library of CUDA code", KERNELS)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ NCCL's error text; a call that would hang in NCCL is an error here. For real GPU
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -22,12 +23,12 @@ from torch.autograd.graph import increment_version
 from unisono.engine.environment import env
 from unisono.engine.environment.event_log import LOG
 from unisono.errors import Timeout, message
-from unisono.torch import registration
+from unisono.torch import nccl_substitute, registration
 from unisono.torch.arguments import TensorArguments, options, single
 from unisono.torch.collectives import Collectives, flat
 from unisono.torch.cuda import first_tensor, is_cuda
 from unisono.torch.hooks import COLLECTIVES, OLD_NAMES
-from unisono.torch.nccl_substitute import NcclSubstitute, install
+from unisono.torch.nccl_substitute import NcclSubstitute
 from unisono.torch.process_group import ProcessGroupUnisono, world
 from unisono.torch.reconfiguration import Unconnected
 from unisono.torch.subgroups import NO_PARENT, ParentRanks
@@ -48,7 +49,8 @@ from .graphs import as_one_step
 from .inductor import runs_compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from unisono.engine.group.native import NativeGroup
     from unisono.torch.shrinking import Survivors
@@ -76,17 +78,19 @@ class VirtualNcclWork(UnisonoWork):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until complete. Raises PeerLost, Timeout or Mismatch as the engine does."""
-        try:
+        with watchdog_words():
             return super().wait(timeout)
-        except Timeout as error:
-            add_words(error)
-            raise
 
 
-def add_words(error: Timeout) -> None:
+@contextlib.contextmanager
+def watchdog_words() -> Iterator[None]:
     """Append NCCL's text to that of a timeout."""
-    if WATCHDOG not in str(error):
-        error.args = (f"{error}\n{WATCHDOG}", *error.args[1:])
+    try:
+        yield
+    except Timeout as error:
+        if WATCHDOG not in str(error):
+            error.args = (f"{error}\n{WATCHDOG}", *error.args[1:])
+        raise
 
 
 class ProcessGroupVirtual(ProcessGroupUnisono):
@@ -270,11 +274,8 @@ def _with_device_check(name: str) -> Callable[..., Any]:
             increment_version(tensor)  # NCCL omits this, and gradients that need the old values are wrong
         if tensor.is_cuda and not self._owners.agreed:
             self._owners.agree(tensor.device)
-        try:
+        with watchdog_words():
             return as_one_step(made, (self, *args), kwargs)
-        except Timeout as error:
-            add_words(error)
-            raise
 
     call.__name__, call.__doc__ = name, plain.__doc__
     return call
@@ -371,15 +372,9 @@ def _hash_tensors(tensors: list[torch.Tensor], mode: int = 0) -> int:  # noqa: A
     return sum(zlib.crc32(x.cpu().numpy().tobytes()) for x in tensors)
 
 
-def _on_host(x: torch.Tensor) -> torch.Tensor:
-    """The same memory as a CPU tensor."""
-    found: torch.Tensor = torch.ops.unisono_virtual.host(x)
-    return found
-
-
-def make() -> None:
-    """Install the replacement of ProcessGroupNCCL. Called after the import of `unisono.torch`."""
-    install(NcclSubstitute(_process_group, _on_host))
+def install(module: ModuleType) -> None:  # noqa: ARG001
+    """Install the replacement of ProcessGroupNCCL, after the import of `unisono.torch`."""
+    nccl_substitute.install(NcclSubstitute(_process_group, torch.ops.unisono_virtual.host))
     namespace = {"Options": Options, "NCCLConfig": NCCLConfig, "__module__": c10d.__name__}
     replacement: Any = NcclReplacement("ProcessGroupNCCL", (), namespace)
     nccl_slots.replace_nccl(replacement, timeout=timedelta(minutes=10), hash_tensors=_hash_tensors)

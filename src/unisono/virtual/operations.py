@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-HEAD = re.compile(r"^- func: (\w+)(?:\.(\w+))?\(")
-FIELD = re.compile(r"^  (\w+): *([^#]*)")
-KEYS = re.compile(r"^    ([\w, ]+):")
+HEAD = re.compile(r"(\w+)(?:\.(\w+))?\(")
+FIELD = re.compile(r"^  (\w+): *([^#\n]*)", re.MULTILINE)
+KEYS = re.compile(r"^    ([\w, ]+):", re.MULTILINE)
 
 
 class CudaOperation(NamedTuple):
@@ -27,15 +27,11 @@ class CudaOperation(NamedTuple):
     method: str
 
 
-class _OperationEntry:
-    def __init__(self, base: str, overload: str) -> None:
-        self.base, self.overload = base, overload
-        self.fields: dict[str, str] = {}
-        self.keys: set[str] = set()
-
-    @property
-    def name(self) -> str:
-        return f"{self.base}.{self.overload}" if self.overload else self.base
+class _OperationEntry(NamedTuple):
+    base: str
+    overload: str
+    fields: dict[str, str]
+    keys: set[str]
 
 
 def operations(text: str) -> Iterator[CudaOperation]:
@@ -44,12 +40,12 @@ def operations(text: str) -> Iterator[CudaOperation]:
     Example: `- func: mm(...)` with `structured_delegate: mm.out` and `dispatch: CUDA: ...` there
     -> Operation("aten::mm", iterator=False, method="wrapper_CUDA_mm").
     """
-    entries = {entry.name: entry for entry in _entries(text)}
-    for entry in entries.values():
+    entries = {f"{each.base}.{each.overload}".rstrip("."): each for each in _entries(text)}
+    for name, entry in entries.items():
         delegate = entries.get(entry.fields.get("structured_delegate", ""), entry)
         if "CUDA" in delegate.keys or "ufunc_inner_loop" in delegate.fields:
             iterator = entry.fields.get("device_check") == "NoCheck"
-            yield CudaOperation(f"aten::{entry.name}", iterator, _method(entry))
+            yield CudaOperation(f"aten::{name}", iterator, _method(entry))
 
 
 def table(text: str) -> str:
@@ -60,15 +56,12 @@ def table(text: str) -> str:
 
 
 def _entries(text: str) -> Iterator[_OperationEntry]:
-    entry = _OperationEntry("", "")
-    for line in text.splitlines():
-        if head := HEAD.match(line):
-            entry = _OperationEntry(head[1], head[2] or "")
-            yield entry
-        elif field := FIELD.match(line):
-            entry.fields[field[1]] = field[2].strip()
-        elif keys := KEYS.match(line):
-            entry.keys.update(key.strip() for key in keys[1].split(","))
+    for block in text.split("\n- func: ")[1:]:
+        head = HEAD.match(block)
+        if head:
+            keys = {key.strip() for found in KEYS.findall(block) for key in found.split(",")}
+            fields = {name: value.strip() for name, value in FIELD.findall(block)}
+            yield _OperationEntry(head[1], head[2] or "", fields, keys)
 
 
 def _method(entry: _OperationEntry) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
 
 MOST = 64
 DEFAULT_MEMORY = 80 << 30
+PARTS = {
+    "unisono.torch": "unisono.virtual.nccl",
+    "triton": "unisono.virtual.triton",
+    "torch._inductor.compile_fx": "unisono.virtual.inductor",
+    "torch._higher_order_ops.triton_kernel_wrap": "unisono.torch_internals.compiled_kernels",
+    "torch.utils.cpp_extension": "unisono.virtual.libraries",
+}
+"""Modules to install when another one has been imported, by the other's name."""
 
-
-_STATE: dict[
-    str, VirtualGpuSettings
-] = {}  # "on": the settings. PyTorch itself can have only one set of devices.
+_STATE: dict[str, VirtualGpuSettings] = {}  # "on": the settings. PyTorch can have one set of devices.
 
 
 def enabled() -> VirtualGpuSettings | None:
@@ -57,7 +64,7 @@ def enable(
         if now._replace(shared=shared) != wanted:
             raise ValueError(message("virtual GPUs are on", observed=str(now), expected=str(wanted)))
         return
-    if import_hook.already_imported():
+    if "torch" in sys.modules:
         raise RuntimeError(
             message(
                 "virtual GPUs must be turned on before PyTorch is imported",
@@ -67,9 +74,8 @@ def enable(
     _STATE["on"] = wanted
     set_for_libraries(os.environ)  # noqa: TID251  (this process is the one that they run in)
     start = _StartupSteps(wanted)
-    after = {"torch._C": start.after_c, "torch": start.after_torch, "unisono.torch": start.after_backend}
-    after["torch._inductor.compile_fx"] = start.after_inductor
-    after["triton"] = start.after_triton
+    after: dict[str, Any] = {name: functools.partial(_install, part) for name, part in PARTS.items()}
+    after |= {"torch._C": start.after_c, "torch": start.after_torch}
     sys.meta_path.insert(0, import_hook.ImportHook({"torch": start.before_torch}, after))
 
 
@@ -119,17 +125,18 @@ class _StartupSteps:
 
     def __init__(self, settings: VirtualGpuSettings) -> None:
         self._settings = settings
-        self._torch = Path()
         self._library: Any = None
 
     def before_torch(self) -> None:
         """Build the library if necessary, and load it with PyTorch's libraries."""
-        self._torch = build.torch_folder()
-        path = _built(self._torch)
-        before = [self._torch / "lib" / name for name in ("libc10.so", "libtorch_cpu.so", "libtorch_cuda.so")]
+        torch = build.torch_folder()
+        path = _built(torch)
+        before = [torch / "lib" / name for name in ("libc10.so", "libtorch_cpu.so", "libtorch_cuda.so")]
         self._library = VirtualGpuLibrary(path, before)
         gpus, memory, poison = self._settings.gpus, self._settings.memory, int(self._settings.poison)
-        shared = _opened(self._settings.shared)
+        shared = -1
+        with contextlib.suppress(FileNotFoundError):  # the job deletes it, and its children may outlive it
+            shared = os.open(self._settings.shared, os.O_RDWR)
         self._library.open(gpus, memory or DEFAULT_MEMORY, int(memory > 0), poison, shared)
         if shared >= 0:
             os.close(shared)
@@ -152,37 +159,15 @@ class _StartupSteps:
         tensor_types.install()
         self._kernels = kernels.register()
         module.backends.cuda.enable_cudnn_sdp(False)
-        module.backends.cudnn.is_acceptable = _not_acceptable  # without its warning
+        module.backends.cudnn.is_acceptable = lambda tensor: False  # without its warning  # noqa: ARG005
         module.cuda._get_pynvml_handler = cuda.refusal("pynvml", "it has no sensors")
+        module.cuda._compile_kernel = cuda.refusal("compile_kernel", cuda.KERNELS)
+        supported = module.autograd.profiler._supported_activities() - {module.profiler.ProfilerActivity.CUDA}
+        module.autograd.profiler._supported_activities = lambda: supported  # the profiler's own events
+        for place in (module.cuda, module.cuda.memory):
+            place.list_gpu_processes = cuda.refusal("list_gpu_processes", "nvidia-smi lists them")
         module.cuda._device_count_nvml = lambda: -1  # a real driver reports real devices only
 
-    def after_backend(self, module: ModuleType) -> None:  # noqa: ARG002
-        """Replace NCCL by Unisono's backend."""
-        from . import nccl
 
-        nccl.make()
-
-    def after_triton(self, module: ModuleType) -> None:
-        """Interpret Triton's kernels."""
-        from . import triton
-
-        triton.install(module)
-
-    def after_inductor(self, module: ModuleType) -> None:
-        """Compile for the CPU."""
-        from . import inductor
-
-        inductor.install(module)
-
-
-def _not_acceptable(tensor: object) -> bool:  # noqa: ARG001
-    """Replace `torch.backends.cudnn.is_acceptable`."""
-    return False
-
-
-def _opened(path: str) -> int:
-    """Open the shared file; -1 if there is none: the job deletes it, and its children may outlive it."""
-    try:
-        return os.open(path, os.O_RDWR) if path else -1
-    except FileNotFoundError:
-        return -1
+def _install(part: str, module: ModuleType) -> None:
+    importlib.import_module(part).install(module)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from .cuda import refusal
+
 
 def install() -> None:
     """Let `torch.UntypedStorage` make and resize storages of virtual GPUs."""
@@ -18,10 +20,8 @@ def install() -> None:
             return make(cls, *args, **extra)
         torch.cuda.init()  # type: ignore[no-untyped-call,unused-ignore]
         given = args[0] if args else 0
-        values = given if isinstance(given, int) else list(given)
-        if isinstance(values, int):
-            return torch.empty(values, dtype=torch.uint8, device=device).untyped_storage()
-        return torch.tensor(values, dtype=torch.uint8, device=device).untyped_storage()
+        make_tensor: Any = torch.empty if isinstance(given, int) else torch.tensor
+        return make_tensor(given, dtype=torch.uint8, device=device).untyped_storage()
 
     def resize_(self: Any, size: int) -> Any:
         if self.device.type != "cuda":
@@ -32,3 +32,5 @@ def install() -> None:
 
     kind.__new__ = __new__
     kind.resize_ = resize_
+    for name in ("_share_cuda_", "_new_shared_cuda"):
+        setattr(kind, name, refusal(name, "its memory is that of one process: send CPU tensors"))

@@ -26,12 +26,6 @@ _POOLS = itertools.count(1)
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
 
 
-def classes(library: VirtualGpuLibrary) -> dict[str, type]:
-    """Return the base classes by the names that torch.cuda expects."""
-    kinds = {"_CudaEventBase": _CudaEventBase, "_CUDAGraph": _CudaGraphBase}
-    return {"_CudaStreamBase": _stream_class(library), **kinds}
-
-
 def capturing() -> bool:
     """Whether this process captures a graph."""
     graphs = sys.modules.get(f"{__package__}.graphs")
@@ -45,19 +39,11 @@ def new_pool() -> tuple[int, int]:
 
 def _stream_class(library: VirtualGpuLibrary) -> type:
     class _CudaStreamBase(_C.Stream):  # type: ignore[misc]
-        def __new__(
-            cls,
-            priority: int = 0,
-            stream_id: int = 0,
-            device_index: int = 0,
-            device_type: int = 0,
-            stream_ptr: int = 0,
-        ) -> Any:
+        def __new__(cls, priority: int = 0, stream_ptr: int = 0, **place: int) -> Any:
             if stream_ptr:
                 raise RuntimeError("a virtual GPU has no streams of other libraries (ExternalStream)")
-            if stream_id or device_index or device_type:
-                place = {"stream_id": stream_id, "device_index": device_index, "device_type": CUDA}
-                return super().__new__(cls, **place)
+            if any(place.values()):
+                return super().__new__(cls, **{**place, "device_type": CUDA})
             device = _C._cuda_getDevice()  # type: ignore[attr-defined]
             return super().__new__(cls, device=f"cuda:{device}", priority=priority)
 
@@ -85,11 +71,7 @@ class _CudaEventBase(_C.Event):  # type: ignore[misc]
     _at: float | None
 
     def __new__(
-        cls,
-        enable_timing: bool = False,
-        blocking: bool = False,
-        interprocess: bool = False,
-        external: bool = False,
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **unused: bool
     ) -> Any:
         if interprocess:
             raise RuntimeError("a virtual GPU has no events between processes (interprocess=True)")

@@ -31,7 +31,5 @@ def install() -> None:
     """Add them to `torch.cuda`."""
     module: Any = torch.cuda
     for name, dtype in NAMES.items():
-        made = _LegacyTensorType(
-            f"{name}Tensor", (), {"dtype": dtype, "__module__": "torch.cuda", "is_cuda": True}
-        )
-        setattr(module, made.__name__, made)
+        given = {"dtype": dtype, "__module__": "torch.cuda", "is_cuda": True}
+        setattr(module, f"{name}Tensor", _LegacyTensorType(f"{name}Tensor", (), given))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono.torch_internals.dynamo import ends_graphs
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -21,17 +23,16 @@ NOT_INTERPRETED = (
     "a virtual GPU compiles no Triton kernels: set TRITON_INTERPRET=1 before Triton is imported, which "
     "interprets them. See python -m pydoc unisono.virtual."
 )
-
-
 _SAID: list[str] = []
 
 
 def install(module: ModuleType) -> None:
     """Prepare Triton, which has just been imported."""
-    module.runtime.driver.set_active(VirtualDriver())
+    module.runtime.driver.set_active(_VirtualDriver())
     if module.knobs.runtime.interpret:
-        from triton.runtime import interpreter  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        from triton.runtime import autotuner, interpreter  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
+        ends_graphs(interpreter.InterpretedFunction, autotuner.Autotuner, autotuner.Heuristics)
         interpreter.GridExecutor.__call__ = _with_a_word(interpreter.GridExecutor.__call__)
 
 
@@ -51,14 +52,13 @@ def _with_a_word(run: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-class VirtualDriver:
+class _VirtualDriver:
     """What Triton asks a driver: the properties of the devices. It runs no compiled kernels."""
 
     def __init__(self) -> None:
         self.utils = self
 
     def get_current_target(self) -> Any:
-        """Return what kernels would be compiled for."""
         from triton.backends.compiler import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
             GPUTarget,
         )
@@ -66,26 +66,17 @@ class VirtualDriver:
         return GPUTarget("cuda", 80, 32)
 
     def get_active_torch_device(self) -> Any:
-        """Return the current device."""
         return torch.device("cuda", torch.cuda.current_device())
 
     def get_device_interface(self) -> Any:
-        """Return torch.cuda, for Triton's measurements."""
         return torch.cuda
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Return what kernels are tuned by."""
         seen: Any = torch.cuda.get_device_properties(device)
         return {ours: getattr(seen, name) for ours, name in PROPERTIES.items()}
 
-    def get_benchmarker(self) -> Callable[..., list[float]]:
-        """Return a function that runs nothing: autotuning takes the first configuration."""
+    def get_benchmarker(self) -> Callable[..., list[float]]:  # autotuning takes the first configuration
         return lambda kernel, *, quantiles=(0.5,), **settings: [0.0] * len(quantiles)  # noqa: ARG005
 
-    def get_current_device(self) -> int:
-        """Refuse a kernel that is not interpreted.
-
-        Raises:
-            RuntimeError: always.
-        """
+    def get_current_device(self) -> int:  # for a kernel that is not interpreted
         raise RuntimeError(NOT_INTERPRETED)

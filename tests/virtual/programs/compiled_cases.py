@@ -4,6 +4,7 @@ Two ranks. Each row of `CASES` gives a function of one GPU, compiled or not; its
 test_compile.py, which looks for notices of graphs that run uncompiled.
 """
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -158,6 +159,22 @@ def flex_attention(compiled: Compile) -> Any:
     out = compiled(flex_attention)(q, k, v, block_mask=mask)
     out.square().sum().backward()
     return [out, q.grad, k.grad, v.grad]
+
+
+@case
+def triton_kernels(compiled: Compile) -> Any:
+    """A graph ends at a kernel, tuned or not."""
+    if importlib.util.find_spec("triton") is None:
+        return []
+    from doubling_kernel import double, tuned
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        y, z = torch.empty_like(x), torch.empty_like(x)
+        double[(1,)](x + 1, y, x.numel(), BLOCK=64)
+        tuned[(1,)](y, z, x.numel())
+        return z - 1
+
+    return [compiled(twice)(torch.arange(50.0, device="cuda"))]
 
 
 def same(one: Any, other: Any, near: float) -> bool:

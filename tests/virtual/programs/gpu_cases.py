@@ -333,6 +333,33 @@ def old_code() -> None:
     torch.cuda.memory._dump_snapshot("/dev/null")
 
 
+def profiled() -> None:
+    """The profiler has events of the GPU; each use of the driver is an error of ours."""
+    from torch.profiler import ProfilerActivity, profile
+
+    x = torch.ones(64, 64, device="cuda")
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        x @ x
+    assert any(event.device_time_total > 0 for event in seen.key_averages()), seen.key_averages()
+    for old in (torch.autograd.profiler.profile(use_device="cuda"), torch.autograd.profiler.emit_nvtx()):
+        with old:
+            x @ x
+    from torch.utils import cpp_extension
+
+    uses = (
+        lambda: x.untyped_storage()._share_cuda_(),  # a tensor in a queue of processes
+        lambda: torch.cuda._compile_kernel("", "kernel"),
+        lambda: cpp_extension.load_inline("kernels", "", cuda_sources="__global__ void f() {}"),
+        torch.cuda.list_gpu_processes,
+    )
+    for use in uses:
+        try:
+            use()
+        except RuntimeError as error:
+            assert "not on a virtual GPU" in str(error), error
+            print("refused")
+
+
 def starts_its_ranks(port: str) -> None:
     """Without a launcher's variables it starts the other rank; both share the devices' memory."""
     import subprocess

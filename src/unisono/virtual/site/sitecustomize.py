@@ -11,12 +11,8 @@ import sys
 
 def _hidden() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    before, sys.path = sys.path, [path for path in sys.path if os.path.abspath(path) != here]
-    try:
-        spec = importlib.util.find_spec("sitecustomize") if "sitecustomize" not in sys.modules else None
-        found = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path) if spec is None else spec
-    finally:
-        sys.path = before
+    path = [each for each in sys.path if os.path.abspath(each) != here]
+    found = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
     if found is not None and found.loader is not None:
         found.loader.exec_module(importlib.util.module_from_spec(found))
 
