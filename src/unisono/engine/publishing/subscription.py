@@ -1,0 +1,423 @@
+"""`subscribe`: the side that takes the arrays. All of one `get` is of one version."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from unisono.codecs.codec import Codec
+from unisono.engine.base.validation import instance, listed, text, whole
+from unisono.engine.encoding import dtypes
+from unisono.engine.environment import env
+from unisono.engine.group.group import Group
+from unisono.engine.group.native import NativeGroup
+from unisono.engine.group.work import seconds
+from unisono.engine.memory.arrays import empty
+from unisono.engine.publishing.boxes import Box, Shape, Transfer, part, transfers
+from unisono.engine.publishing.meeting import (
+    AHEAD, ANSWER, ASK, DATA, OWN, Description, Grant, chunks, codec_of, meet, raw, store_at,
+)  # fmt: skip
+from unisono.engine.publishing.pieces import Held, entries, placed, source_of, written
+from unisono.engine.publishing.publication import _Alone
+from unisono.errors import GroupClosed, GroupError, Timeout, message
+
+Cut = Mapping[str, int] | Callable[[str, Shape], tuple[slice, ...] | None]
+
+
+def subscribe(
+    address: str,
+    name: str,
+    *,
+    cut: Cut | None = None,
+    into: Any = None,
+    group: Group | None = None,
+    codec: Codec | str | None = None,
+    timeout: float | timedelta | None = None,
+) -> Subscription:
+    """Take arrays that another job publishes, in a cut of one's own. All ranks of the group call it.
+
+    Args:
+        address: "HOST:PORT", the publisher's `address`. If nobody listens there yet, it waits.
+        cut: None: each rank takes all arrays whole. Or pattern -> dimension, as `{"*.weight": 0}`: arrays whose
+            name is the first to match are cut along it into as many parts as the group has ranks, as
+            `torch.chunk` cuts. Or a function of (name, shape) that gives this rank's slices, or None where it
+            does not take the array.
+        into: what is filled, instead of new arrays: as the arrays of `publish`, so a `Run`, too.
+        group: the ranks that take the same version, each its part; None: this process alone.
+        codec: float32 values are encoded between hosts, such as "bf16"; see docs/codecs.md.
+        timeout: seconds for the meeting; default UNISONO_TIMEOUT_S, 300 s. It is also that of `get`.
+    Raises:
+        ValueError: the publication has another name, or no such array, or it has another shape or type; no
+            byte of an array has moved.
+        AuthenticationError: the publisher has another token.  StoreTimeout: nobody publishes there in time.
+        RendezvousError: the ranks of both sides could not connect.
+    Example: subscription = un.subscribe("host-a:29600", "policy", cut={"*": 0}, group=world)
+        version, arrays = subscription.get()
+    """
+    return Subscription(address, name, cut, into, group, codec, timeout)
+
+
+class _Buffers(NamedTuple):
+    """Arrays that are filled. pieces: what each has; arrays: what `get` returns."""
+
+    pieces: list[np.ndarray[Any, Any]]
+    arrays: dict[str, Any]
+
+
+class Subscription:
+    """Arrays of another job, in this rank's cut. Made by `subscribe`.
+
+    There are two sets of arrays, unless `into` was given: a `get` fills the set that the last one did not
+    return. So what a `get` returned stays as it is during the next `get`, not during the one after.
+
+    Attributes:
+        name: of the publication.  version: of the last `get`; 0: none yet.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        cut: Cut | None,
+        into: Any,
+        group: Group | None,
+        codec: Codec | str | None,
+        timeout: float | timedelta | None,
+    ) -> None:
+        ranks = source_of(into)[1] if into is not None else None
+        self._own: Any = group or ranks or _Alone()
+        self.name, self.version, self.closed, self._asked = name, 0, False, False
+        self._timeout_s = seconds(timeout, env.read(strict=False).timeout_s)
+        deadline = time.monotonic() + self._timeout_s
+        self._codec, self._into = codec, into
+
+        def prepare() -> Any:
+            codec_of(codec, "<f4")
+            host, number = _address(address)
+            with store_at((host, number), self._timeout_s, retry=True) as store:
+                left_s = max(0.1, deadline - time.monotonic())
+                self._about = msgspec.msgpack.decode(store.get("about", left_s), type=Description)
+                if self._about.name != text(name, "name"):
+                    raise ValueError(f"{address} publishes {self._about.name!r}, not {name!r}")
+                self._wanted, self._sets = _prepared(self._about, cut, into, self._own.rank, self._own.size)
+            return host, number
+
+        place = _on_all(self._own, prepare)
+        senders, size = len(self._about.held), self._own.size
+        store = store_at(place, self._timeout_s)
+        with store:
+            ticket = [store.add("tickets", 1)] if self._own.rank == 0 else []
+            if ticket:
+                store.set(f"came/{ticket[0]}", str(size))
+            number = self._own.all_gather_object(ticket)[0][0]
+            left_s = max(0.1, deadline - time.monotonic())
+            self._group: NativeGroup = meet(
+                store, name, number, senders + self._own.rank, senders + size, place[0], left_s
+            )
+            self._group.timeout_s = self._timeout_s
+            window = self._group.window(None)
+        self._mapped = [window.shared(rank) for rank in range(senders)]
+        self._plan()
+        self._filled = [0] * len(self._sets)  # the version that each set has
+
+    def _plan(self) -> None:
+        """What fills the wanted pieces: copies out of mapped memory, and messages of the others."""
+        holders: dict[str, dict[Box, list[tuple[int, int]]]] = {}
+        for rank, held in enumerate(self._about.held):
+            for piece, one in enumerate(held):
+                holders.setdefault(one.name, {}).setdefault(one.box, []).append((rank, piece))
+        near = frozenset(
+            rank for rank, memory in enumerate(self._mapped) if memory is not None or not self._about.nbytes[rank]
+        )
+        found: list[Transfer] = []
+        for number, one in enumerate(self._wanted):
+            held = {
+                box: [its[(self._own.rank + turn) % len(its)] for turn in range(len(its))]
+                for box, its in holders[one.name].items()
+            }
+            for each in held.items():
+                found += transfers(dict([each]), one.box, number, near)
+        self._copies = [one for one in found if one.rank in near]
+        self._messages: dict[int, list[Transfer]] = {}
+        for one in found:
+            if one.rank not in near:
+                self._messages.setdefault(one.rank, []).append(one)
+        codec = None if self._codec is None else getattr(self._codec, "name", self._codec)
+        for rank, its in self._messages.items():
+            self._group.send_object(["wants", [[one.piece, *one.box] for one in its], codec], rank, ASK)
+
+    def get(
+        self, newer_than: int = 0, *, timeout: float | timedelta | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """Take the newest version; returns its number, and name -> array. All ranks of `group` call it.
+
+        The arrays of all names, on all ranks, are of this version. It waits until there is one newer than
+        `newer_than`. After an error what `into` gave has parts of it, and the last arrays are as they were.
+
+        Args:
+            newer_than: a version; 0: any.  timeout: seconds; default that of `subscribe`.
+        Raises:
+            Timeout: there was none in time; `get` can be called again.
+            PeerLost: the publisher has closed it, or a rank was lost that has a piece. Subscribe again.
+        """
+        newer_than = whole(newer_than, "get: newer_than", 0)
+        if self.closed:
+            raise GroupClosed(f"subscription {self.name!r} is closed")
+        limit_s = self._timeout_s if timeout is None else seconds(timeout, 0.0)
+        deadline = time.monotonic() + limit_s
+        place = (self._last() + 1) % len(self._sets) if self.version else 0
+        while True:
+            grant = self._granted(newer_than, limit_s)
+            try:
+                since, self._filled[place] = self._filled[place], 0
+                self._take(grant, since, self._sets[place], deadline)
+                kept = self._given_back(grant.version)
+            except BaseException:
+                self._group.abort()
+                self.close()
+                raise
+            if kept:
+                self._filled[place], self.version, self._place = grant.version, grant.version, place
+                if self._into is not None:
+                    getattr(self._into, "taken", lambda: None)()
+                return grant.version, self._sets[place].arrays
+
+    def _last(self) -> int:
+        return self._place
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """What the last `get` returned; empty before."""
+        return self._sets[self._place].arrays if self.version else {}
+
+    def _granted(self, newer_than: int, limit_s: float) -> Grant:
+        """A version that the publisher keeps until it is given back. Rank 0 of the subscriber asks for all."""
+        group, senders = self._group, len(self._about.held)
+        if self._own.rank:
+            told = group.recv_object(senders, OWN, timeout=math.inf)
+        else:
+            if not self._asked:
+                group.send_object(["newer", newer_than], 0, ASK)
+                self._asked = True
+            try:
+                group.probe(0, ANSWER, timeout=limit_s)
+                told, self._asked = group.recv_object(0, ANSWER), False
+            except Timeout as error:
+                told = f"no version newer than {newer_than} of {self.name!r} within {limit_s:g} s: {error}"
+            for rank in range(1, self._own.size):
+                group.send_object(told, senders + rank, OWN)
+        if isinstance(told, str):
+            raise Timeout(told)
+        return msgspec.msgpack.decode(told, type=Grant)
+
+    def _given_back(self, version: int) -> bool:
+        """Whether the publisher has kept the version until all ranks had it."""
+        group, senders, size = self._group, len(self._about.held), self._own.size
+        if self._own.rank:
+            group.send_object(None, senders, OWN)
+            return bool(group.recv_object(senders, OWN, timeout=math.inf))
+        for rank in range(1, size):
+            group.recv_object(senders + rank, OWN, timeout=math.inf)
+        group.send_object(["done", version], 0, ASK)
+        kept = bool(group.recv_object(0, ANSWER, timeout=math.inf))
+        for rank in range(1, size):
+            group.send_object(kept, senders + rank, OWN)
+        return kept
+
+    def _take(self, grant: Grant, since: int, buffers: _Buffers, deadline: float) -> None:
+        """Fill a set that has version `since`."""
+        slot = grant.version % 2
+        receives: list[_Receives] = []
+        for rank, its in self._messages.items():
+            chosen = [at for at, one in enumerate(its) if grant.changed[rank][one.piece] > since]
+            if chosen:
+                self._group.send_object(["send", grant.version, chosen], rank, ASK)
+                receives.append(_Receives(self, rank, [its[at] for at in chosen], buffers.pieces))
+        for one in self._copies:
+            if grant.changed[one.rank][one.piece] > since:
+                held, nbytes = self._about.held[one.rank][one.piece], self._about.nbytes[one.rank]
+                memory = self._mapped[one.rank]
+                assert memory is not None
+                piece = held.view(memory[slot * nbytes : (slot + 1) * nbytes])
+                into = buffers.pieces[one.wanted][one.box.within(self._wanted[one.wanted].box)]
+                np.copyto(into, piece[one.box.within(held.box)])
+        while receives:
+            receives = [one for one in receives if one.step(deadline)]
+
+    def close(self) -> None:
+        """End it here. The arrays stay. A second call does nothing."""
+        self.closed = True
+        self._group.close()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.name!r}: {'closed' if self.closed else f'version {self.version}'}>"
+
+
+class _Receives:
+    """What one rank sends: `AHEAD` parts are under way, each goes to its place when it has come."""
+
+    def __init__(
+        self, of: Subscription, rank: int, its: list[Transfer], pieces: list[np.ndarray[Any, Any]]
+    ) -> None:
+        self._of, self._rank, self._pieces = of, rank, pieces
+        self._rest = deque(
+            (one, box) for one in its for box in chunks(one.box, pieces[one.wanted].itemsize)
+        )
+        self._works: deque[tuple[Any, Callable[[], None]]] = deque()
+        self._post()
+
+    def _post(self) -> None:
+        while self._rest and len(self._works) < AHEAD:
+            one, box = self._rest.popleft()
+            wanted = self._of._wanted[one.wanted]
+            into = self._pieces[one.wanted][box.within(wanted.box)]
+            codec = codec_of(self._of._codec, wanted.dtype)
+            whole = into if into.flags.c_contiguous else np.empty(into.shape, into.dtype)
+            room = raw(whole) if codec is None else np.empty(codec.nbytes(whole.size), np.uint8)
+            work = self._of._group.irecv(room, self._rank, DATA, timeout=math.inf)
+
+            def finish(into: Any = into, whole: Any = whole, room: Any = room, codec: Any = codec) -> None:
+                if codec is not None:
+                    codec.decode(room, out=whole.reshape(-1))
+                if whole is not into:
+                    np.copyto(into, whole)
+
+            self._works.append((work, finish))
+
+    def step(self, deadline: float) -> bool:
+        """Take the next part; False: there are no more."""
+        work, finish = self._works.popleft()
+        work.wait(max(0.001, deadline - time.monotonic()))
+        finish()
+        self._post()
+        return bool(self._works)
+
+
+def _on_all(ranks: Any, act: Callable[[], Any]) -> Any:
+    """What `act` gives here; where it fails on one rank, an error on all."""
+    try:
+        found, failed = act(), ""
+    except Exception as error:
+        ranks.all_gather_object(f"{type(error).__name__}: {error}")
+        raise
+    for rank, failed in enumerate(ranks.all_gather_object(failed)):
+        if failed:
+            raise ValueError(f"subscribe: rank {rank} failed: {failed}")
+    return found
+
+
+def _address(given: str) -> tuple[str, int]:
+    host, _, port = text(given, "address").rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"subscribe: {given!r} is no address, expected HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _prepared(
+    about: Description, cut: Cut | None, into: Any, rank: int, size: int
+) -> tuple[list[Held], list[_Buffers]]:
+    """The pieces that this rank wants, and the sets of arrays for them."""
+    there = {one.name: one for held in about.held for one in held}
+    if into is not None:
+        if cut is not None:
+            raise ValueError("subscribe: cut and into exclude each other: into has its own cut")
+        given = entries(source_of(into)[0]())
+        for one, _ in given:
+            like = there.get(one.name)
+            if like is None:
+                raise ValueError(f"subscribe: {about.name!r} has no {one.name!r}; it has {_some(there)}")
+            if (like.dtype, like.shape) != (one.dtype, one.shape):
+                raise ValueError(
+                    f"subscribe: {one.name!r} is {like.dtype} {like.shape}, and {one.dtype} {one.shape} here"
+                )
+        filled = [written(one, value) for one, value in given]
+        return [one for one, _ in given], [_Buffers(filled, into if isinstance(into, dict) else {})]
+    chosen = _rule(cut, there, rank, size)
+    wanted = []
+    for name, like in there.items():
+        box = chosen(name, like.shape)
+        if box is not None:
+            wanted.append(msgspec.structs.replace(like, box_offset=box.offset, box_shape=box.shape))
+    wanted, nbytes = placed(wanted)
+    kinds = [_shown(one) for one in wanted]
+    sets = []
+    for _ in range(2):
+        memory = empty(nbytes, np.uint8)
+        pieces = [one.view(memory) for one in wanted]
+        shown = {one.name: it.view(kind) for one, it, kind in zip(wanted, pieces, kinds, strict=True)}
+        sets.append(_Buffers(pieces, shown))
+    return wanted, sets
+
+
+def _shown(one: Held) -> np.dtype[Any]:
+    try:
+        return dtypes.restore(one.dtype)
+    except ValueError as error:
+        raise ValueError(
+            f"subscribe: {one.name!r} is {one.dtype}, which NumPy has with ml_dtypes only: install it, or give "
+            "tensors, into="
+        ) from error
+
+
+def _some(names: Mapping[str, Any]) -> str:
+    return ", ".join(list(names)[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def _rule(
+    cut: Cut | None, there: Mapping[str, Held], rank: int, size: int
+) -> Callable[[str, Shape], Box | None]:
+    """What a cut gives this rank of each array."""
+    if cut is None:
+        return lambda _, shape: Box((0,) * len(shape), shape)
+    if callable(cut):
+        return lambda name, shape: _box(name, shape, cut(name, shape))
+    rules = {text(pattern, "cut"): whole(dim, f"cut[{pattern!r}]") for pattern, dim in cut.items()}
+    for pattern in rules:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in there):
+            raise ValueError(f"subscribe: cut={pattern!r} matches no name; there are {_some(there)}")
+
+    def by_pattern(name: str, shape: Shape) -> Box:
+        dim = next((dim for pattern, dim in rules.items() if fnmatch.fnmatchcase(name, pattern)), None)
+        if dim is None:
+            return Box((0,) * len(shape), shape)
+        if not -len(shape) <= dim < len(shape):
+            raise ValueError(f"subscribe: {name!r} of {shape} has no dimension {dim}")
+        dim %= len(shape)
+        start, length = part(shape[dim], size, rank)
+        offset = tuple(start if each == dim else 0 for each in range(len(shape)))
+        return Box(offset, (*shape[:dim], length, *shape[dim + 1 :]))
+
+    return by_pattern
+
+
+def _box(name: str, shape: Shape, slices: Any) -> Box | None:
+    if slices is None:
+        return None
+    given = listed(slices if isinstance(slices, tuple) else (slices,), "cut")
+    if len(given) > len(shape):
+        raise ValueError(f"subscribe: the cut of {name!r} has {len(given)} slices, {shape} has fewer dimensions")
+    offset, lengths = [], []
+    for size, one in zip(shape, [*given, *[slice(None)] * (len(shape) - len(given))], strict=True):
+        start, stop, step = instance(one, slice, f"cut of {name!r}").indices(size)
+        if step != 1:
+            raise ValueError(f"subscribe: the cut of {name!r} has the step {step}, expected 1")
+        offset.append(start)
+        lengths.append(max(0, stop - start))
+    return Box(tuple(offset), tuple(lengths))
