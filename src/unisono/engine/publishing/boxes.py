@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
 
@@ -28,12 +28,10 @@ class Box(NamedTuple):
         """The number of elements; 1 without dimensions."""
         return math.prod(self.shape)
 
-    def within(self, outer: Box) -> tuple[slice, ...]:
-        """The indices of this box in an array that has the elements of `outer`."""
+    def within(self, outer: Box) -> tuple[Any, ...]:
+        """The indices of this box in an array that has the elements of `outer`: of a view, never a number."""
         starts = [mine - its for mine, its in zip(self.offset, outer.offset, strict=True)]
-        return tuple(
-            slice(start, start + length) for start, length in zip(starts, self.shape, strict=True)
-        )
+        return (*(slice(a, a + length) for a, length in zip(starts, self.shape, strict=True)), ...)
 
 
 class Transfer(NamedTuple):

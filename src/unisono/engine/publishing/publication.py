@@ -27,7 +27,7 @@ from unisono.engine.publishing.meeting import (
 from unisono.engine.publishing.pieces import Held, entries, placed, read, source_of
 from unisono.engine.store import StoreServer, TCPStore
 from unisono.engine.store.address import address_text
-from unisono.errors import GroupClosed, GroupError, StoreError, StoreTimeout
+from unisono.errors import GroupClosed, GroupError, StoreError, StoreTimeout, UnisonoError
 
 PATIENCE_S = 10.0
 """How long an update waits for subscribers that still take the version whose memory it needs."""
@@ -254,7 +254,7 @@ class Publication:
             self._meetings[number] = group
         try:
             group.window(self._slots.reshape(-1) if self._slots.size else None)
-        except GroupError:
+        except UnisonoError:
             self._end(number)
             return
         for rank in range(ranks, ranks + size):
@@ -282,11 +282,10 @@ class Publication:
                         kept = self._leases.pop((number, rank), None) == rest[0]
                         self._turn.notify_all()
                     group.send_object(kept, rank, ANSWER)
-        except GroupError:  # it has gone, or this publication is closed
+        except UnisonoError:  # it has gone, or this publication is closed
             self._end(number)
         except BaseException:
-            group.abort()
-            self._end(number)
+            self._end(number)  # what it asked for makes no sense: it gets PeerLost
             raise
 
     def _grant(self, number: int, group: NativeGroup, rank: int, than: int) -> None:
@@ -296,7 +295,7 @@ class Publication:
                 return
             self._leases[number, rank] = self.version
             grant = Grant(self.version, self._changed)
-        with contextlib.suppress(GroupError):  # the thread that serves it sees that, too
+        with contextlib.suppress(UnisonoError):  # the thread that serves it sees that, too
             group.send_object(msgspec.msgpack.encode(grant), rank, ANSWER)
 
     def _send(
@@ -309,7 +308,7 @@ class Publication:
             piece, codec = one.view(self._slots[version % 2]), codec_of(coded, one.dtype)
             for each in chunks(box, piece.itemsize):
                 values = np.ascontiguousarray(piece[each.within(one.box)])
-                sent = raw(values) if codec is None else codec.encode(values.reshape(-1))
+                sent = raw(values if codec is None else codec.encode(values.reshape(-1)))
                 if len(under_way) == AHEAD:
                     under_way.popleft().wait()
                 under_way.append(group.isend(sent, rank, DATA, timeout=math.inf))

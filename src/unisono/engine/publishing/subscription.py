@@ -182,8 +182,7 @@ class Subscription:
                 self._take(grant, since, self._sets[place], deadline)
                 kept = self._given_back(grant.version)
             except BaseException:
-                self._group.abort()
-                self.close()
+                self.close()  # its own ranks and the publisher's see that, and no message is left over
                 raise
             if kept:
                 self._filled[place], self.version, self._place = grant.version, grant.version, place
