@@ -44,6 +44,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     """A version to be taken. changed: by rank and piece, the version in which it last changed."""
 
     version: int
+    ask: int
     changed: list[list[int]]
 
 

@@ -88,10 +88,9 @@ class Publication:
         self.name = ""
         self._server: StoreServer | None = None
         self._turn = threading.Condition()  # what follows is read and written by the threads that serve
-        self._leases: dict[tuple[int, int], int] = {}  # (subscription, rank there) -> version
-        self._asking: dict[int, tuple[NativeGroup, int, int]] = {}  # -> its rank 0, newer than which version
+        self._leases: dict[int, int] = {}  # subscription -> the version that it takes
+        self._asking: dict[int, tuple[NativeGroup, int, int, int]] = {}  # -> its rank, newer than what, which
         self._meetings: dict[int, NativeGroup] = {}
-        self._taken_back: set[int] = set()
         given: list[tuple[Held, Any]] = []
 
         def prepare() -> Any:
@@ -223,9 +222,9 @@ class Publication:
         told = self._group.all_gather_object(changed)
         with self._turn:
             self.version, self._changed = version, told
-            waiting = [(number, *its) for number, its in self._asking.items()]
-        for number, group, lead, than in waiting:
-            self._grant(number, group, lead, than)
+            waiting = list(self._asking)
+        for number in waiting:
+            self._grant(number)
 
     # ---- subscribers
 
@@ -272,29 +271,33 @@ class Publication:
                     wants = [(piece, Box(tuple(offset), tuple(shape))) for piece, offset, shape in found]
                 elif what == "newer":
                     with self._turn:
-                        self._asking[number] = group, rank, rest[0]
-                    self._grant(number, group, rank, rest[0])
+                        self._asking[number] = group, rank, *rest
+                    self._grant(number)
                 elif what == "send":
                     version, chosen = rest
                     self._send(group, rank, [wants[each] for each in chosen], coded, version)
                 else:
                     with self._turn:
-                        kept = self._leases.pop((number, rank), None) == rest[0]
+                        self._asking.pop(number, None)
+                        kept = self._leases.pop(number, None)
                         self._turn.notify_all()
-                    group.send_object(kept, rank, ANSWER)
+                    if what == "done":
+                        group.send_object(kept == rest[0], rank, ANSWER)
         except UnisonoError:  # it has gone, or this publication is closed
             self._end(number)
         except BaseException:
             self._end(number)  # what it asked for makes no sense: it gets PeerLost
             raise
 
-    def _grant(self, number: int, group: NativeGroup, rank: int, than: int) -> None:
+    def _grant(self, number: int) -> None:
         """Give the newest version to a subscriber that asks, if it is newer than what it has."""
         with self._turn:
-            if self.version <= than or self._asking.pop(number, None) is None:
+            group, rank, than, ask = self._asking.get(number, (None, 0, 0, 0))
+            if group is None or self.version <= than:
                 return
-            self._leases[number, rank] = self.version
-            grant = Grant(self.version, self._changed)
+            del self._asking[number]
+            self._leases[number] = self.version
+            grant = Grant(self.version, ask, self._changed)
         with contextlib.suppress(UnisonoError):  # the thread that serves it sees that, too
             group.send_object(msgspec.msgpack.encode(grant), rank, ANSWER)
 
@@ -319,8 +322,7 @@ class Publication:
         with self._turn:
             group = self._meetings.pop(number, None)
             self._asking.pop(number, None)
-            for key in [key for key in self._leases if key[0] == number]:
-                del self._leases[key]
+            self._leases.pop(number, None)
             self._turn.notify_all()
         if group is not None:
             group.close()

@@ -95,7 +95,7 @@ class Subscription:
     ) -> None:
         ranks = source_of(into)[1] if into is not None else None
         self._own: Any = group or ranks or _Alone()
-        self.name, self.version, self.closed, self._asked = name, 0, False, False
+        self.name, self.version, self.closed, self._asks, self._place = name, 0, False, 0, -1
         self._timeout_s = seconds(timeout, env.read(strict=False).timeout_s)
         deadline = time.monotonic() + self._timeout_s
         self._codec, self._into = codec, into
@@ -174,9 +174,10 @@ class Subscription:
             raise GroupClosed(f"subscription {self.name!r} is closed")
         limit_s = self._timeout_s if timeout is None else seconds(timeout, 0.0)
         deadline = time.monotonic() + limit_s
-        place = (self._last() + 1) % len(self._sets) if self.version else 0
         while True:
             grant = self._granted(newer_than, limit_s)
+            again = grant.version == self.version  # nothing has to move
+            place = self._place if again else (self._place + 1) % len(self._sets)
             try:
                 since, self._filled[place] = self._filled[place], 0
                 self._take(grant, since, self._sets[place], deadline)
@@ -190,9 +191,6 @@ class Subscription:
                     getattr(self._into, "taken", lambda: None)()
                 return grant.version, self._sets[place].arrays
 
-    def _last(self) -> int:
-        return self._place
-
     @property
     def arrays(self) -> dict[str, Any]:
         """What the last `get` returned; empty before."""
@@ -204,19 +202,27 @@ class Subscription:
         if self._own.rank:
             told = group.recv_object(senders, OWN, timeout=math.inf)
         else:
-            if not self._asked:
-                group.send_object(["newer", newer_than], 0, ASK)
-                self._asked = True
+            self._asks += 1
+            group.send_object(["newer", newer_than, self._asks], 0, ASK)
             try:
-                group.probe(0, ANSWER, timeout=limit_s)
-                told, self._asked = group.recv_object(0, ANSWER), False
+                told = self._answer(limit_s)
             except Timeout as error:
+                group.send_object(["never mind"], 0, ASK)
                 told = f"no version newer than {newer_than} of {self.name!r} within {limit_s:g} s: {error}"
             for rank in range(1, self._own.size):
                 group.send_object(told, senders + rank, OWN)
         if isinstance(told, str):
             raise Timeout(told)
         return msgspec.msgpack.decode(told, type=Grant)
+
+    def _answer(self, limit_s: float) -> bytes:
+        """The grant of the last question; one that came after its timeout is left out."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            self._group.probe(0, ANSWER, timeout=max(0.001, deadline - time.monotonic()))
+            told: bytes = self._group.recv_object(0, ANSWER)
+            if msgspec.msgpack.decode(told, type=Grant).ask == self._asks:
+                return told
 
     def _given_back(self, version: int) -> bool:
         """Whether the publisher has kept the version until all ranks had it."""
