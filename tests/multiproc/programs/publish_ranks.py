@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import unisono as un
+from effort import HANG_S
 from unisono.engine.publishing.boxes import Box, split
 
 SIDE, MODE, RANK, SIZE, FOLDER = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
@@ -21,13 +22,16 @@ DTYPES = ["float32", "int8", "complex128", "bool", "<M8[s]"]
 
 def tell(name: str, text: str = "") -> None:
     """Write a file for the other side and the test, at once."""
-    (FOLDER / f"{name}.new").write_text(text)
-    (FOLDER / f"{name}.new").rename(FOLDER / name)
+    new = FOLDER / f"{name}.{SIDE}{RANK}"
+    new.write_text(text)
+    new.rename(FOLDER / name)
 
 
 def heard(name: str) -> str:
     """Wait for such a file."""
+    until = time.monotonic() + HANG_S / 2
     while not (FOLDER / name).exists():
+        assert time.monotonic() < until, name
         time.sleep(0.002)
     return (FOLDER / name).read_text()
 
@@ -167,7 +171,7 @@ def losses(group: un.Group) -> None:
             endless(group, publication, mine)
             print("published")
         except un.PeerLost as error:
-            print(f"lost rank {error.rank}", publication.closed)
+            print(f"lost rank {error.rank}")
         os._exit(0)
     subscription, version = un.subscribe(heard("address"), "policy", group=group), 0
     try:
@@ -178,7 +182,8 @@ def losses(group: un.Group) -> None:
         print("took")
     except un.PeerLost as error:
         tell(f"lost{RANK}", str(time.time()))
-        print(f"lost rank {error.rank}", subscription.closed)
+        assert subscription.closed
+        print(f"lost rank {error.rank}")
     os._exit(0)
 
 

@@ -66,6 +66,10 @@ def subscribe(
     return Subscription(address, name, cut, into, group, codec, timeout)
 
 
+class NoNewVersion(Timeout):
+    """There was no newer version in time; the subscription goes on."""
+
+
 class _Buffers(NamedTuple):
     """Arrays that are filled. pieces: what each has; arrays: what `get` returns."""
 
@@ -166,7 +170,8 @@ class Subscription:
         Args:
             newer_than: a version; 0: any.  timeout: seconds; default that of `subscribe`.
         Raises:
-            Timeout: there was none in time; `get` can be called again.
+            Timeout: there was none in time. `get` can be called again, if the subscription is not `closed`: it
+                is when a rank of the publisher has not sent in time.
             PeerLost: the publisher has closed it, or a rank was lost that has a piece. Subscribe again.
         """
         newer_than = whole(newer_than, "get: newer_than", 0)
@@ -174,22 +179,22 @@ class Subscription:
             raise GroupClosed(f"subscription {self.name!r} is closed")
         limit_s = self._timeout_s if timeout is None else seconds(timeout, 0.0)
         deadline = time.monotonic() + limit_s
-        while True:
-            grant = self._granted(newer_than, limit_s)
-            again = grant.version == self.version  # nothing has to move
-            place = self._place if again else (self._place + 1) % len(self._sets)
-            try:
+        try:
+            while True:
+                grant = self._granted(newer_than, limit_s)
+                again = grant.version == self.version  # nothing has to move
+                place = self._place if again else (self._place + 1) % len(self._sets)
                 since, self._filled[place] = self._filled[place], 0
                 self._take(grant, since, self._sets[place], deadline)
-                kept = self._given_back(grant.version)
-            except BaseException:
+                if self._given_back(grant.version):
+                    break
+        except BaseException as error:
+            if not isinstance(error, NoNewVersion):
                 self.close()  # its own ranks and the publisher's see that, and no message is left over
-                raise
-            if kept:
-                self._filled[place], self.version, self._place = grant.version, grant.version, place
-                if self._into is not None:
-                    getattr(self._into, "taken", lambda: None)()
-                return grant.version, self._sets[place].arrays
+            raise
+        self._filled[place], self.version, self._place = grant.version, grant.version, place
+        getattr(self._into, "taken", lambda: None)()
+        return grant.version, self._sets[place].arrays
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -212,7 +217,7 @@ class Subscription:
             for rank in range(1, self._own.size):
                 group.send_object(told, senders + rank, OWN)
         if isinstance(told, str):
-            raise Timeout(told)
+            raise NoNewVersion(told)
         return msgspec.msgpack.decode(told, type=Grant)
 
     def _answer(self, limit_s: float) -> bytes:
