@@ -197,7 +197,13 @@ def in_threads(acts: list[Callable[[], Any]]) -> None:
         one.join()
 
 
-WAYS = {"copy": copy_way, "sockets": sockets_way, "unisono": unisono_way, "files": files_way, "gloo": gloo_way}
+WAYS = {
+    "copy": copy_way,
+    "sockets": sockets_way,
+    "unisono": unisono_way,
+    "files": files_way,
+    "gloo": gloo_way,
+}
 
 
 def process(way: str, at: Place, rounds: int, together: Any, times: Any) -> None:
@@ -215,7 +221,9 @@ def process(way: str, at: Place, rounds: int, together: Any, times: Any) -> None
         if not at.publishes and way in ("unisono", "files", "gloo"):
             check(at, got)
         together.wait()
-        times.put((number, published - began if at.publishes else 0.0, 0.0 if at.publishes else ended - middle))
+        times.put(
+            (number, published - began if at.publishes else 0.0, 0.0 if at.publishes else ended - middle)
+        )
     times.close()
     times.join_thread()
     together.wait()
@@ -258,10 +266,14 @@ def measure(way: str, rows: int, rounds: int, by_rows: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Measure all ways, print a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gb", type=float, default=1.0, help="of all arrays together")
     parser.add_argument("--rounds", type=int, default=8, help="the first one is not counted")
-    parser.add_argument("--rows", action="store_true", help="takers want rows, which are cut as the pieces are")
+    parser.add_argument(
+        "--rows", action="store_true", help="takers want rows, which are cut as the pieces are"
+    )
     parser.add_argument("--between-hosts", action="store_true")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=[])
     given = parser.parse_args()

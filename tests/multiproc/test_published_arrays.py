@@ -98,9 +98,9 @@ def test_a_subscriber_that_is_killed_stops_nobody_but_its_own(tmp_path: Path, pe
     first = int(later.heard("taken0"))
     while int(later.heard("taken0")) < first + 3:
         time.sleep(0.01)
-    for folder in (tmp_path, later.folder):
-        (folder / "enough").touch()
+    (later.folder / "enough").touch()
     assert later.outputs() == {"take0": "took"}
+    (tmp_path / "enough").touch()
     found = jobs.outputs()
     assert found["take0"].startswith("lost rank")
     assert (found["publish0"], found["publish1"]) == ("published", "published")
@@ -125,7 +125,9 @@ def test_a_stopped_subscriber_delays_no_update_for_long_and_then_gets_the_newest
         jobs.kill("take0", signal.SIGCONT)
         while int(jobs.heard("taken0")) < stood + 5:
             time.sleep(0.01)
-    for folder in (tmp_path, other.folder):
-        (folder / "enough").touch()
+    (other.folder / "enough").touch()
     assert other.outputs() == {"take0": "took"}
-    assert jobs.outputs() == {"publish0": "published", "publish1": "published", "take0": "took"}
+    (tmp_path / "enough").touch()
+    found = jobs.outputs()
+    assert (found["publish0"], found["publish1"]) == ("published", "published")
+    assert found["take0"] in ("took", "lost rank 0", "lost rank 1")  # the publisher may end first

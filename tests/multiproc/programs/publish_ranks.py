@@ -15,7 +15,13 @@ import unisono as un
 from effort import HANG_S
 from unisono.engine.publishing.boxes import Box, split
 
-SIDE, MODE, RANK, SIZE, FOLDER = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5])
+SIDE, MODE, RANK, SIZE, FOLDER = (
+    sys.argv[1],
+    sys.argv[2],
+    int(sys.argv[3]),
+    int(sys.argv[4]),
+    Path(sys.argv[5]),
+)
 LARGE = (64, 1 << 16)  # 16 MiB of float32
 DTYPES = ["float32", "int8", "complex128", "bool", "<M8[s]"]
 
@@ -145,7 +151,7 @@ def versions(group: un.Group) -> None:
         mine = np.ones((LARGE[0], LARGE[1] // SIZE), np.float32)
         part = un.Piece(mine, (0, RANK * mine.shape[1]), LARGE)
         endless(group, published(group, {"a": part, "b": part}), mine)
-        print("published")
+        print("published", flush=True)
         return
     subscription, last = un.subscribe(heard("address"), "policy", cut={"*": 0}, group=group), 0
     for _ in range(12):
@@ -169,9 +175,9 @@ def losses(group: un.Group) -> None:
         publication = published(group, {"a": un.Piece(mine, (0, RANK * mine.shape[1]), LARGE)})
         try:
             endless(group, publication, mine)
-            print("published")
+            print("published", flush=True)
         except un.PeerLost as error:
-            print(f"lost rank {error.rank}")
+            print(f"lost rank {error.rank}", flush=True)
         os._exit(0)
     subscription, version = un.subscribe(heard("address"), "policy", group=group), 0
     try:
@@ -179,11 +185,11 @@ def losses(group: un.Group) -> None:
             version, arrays = subscription.get(timeout=60)
             assert (arrays["a"] == version).all()
             tell(f"taken{RANK}", str(version))
-        print("took")
+        print("took", flush=True)
     except un.PeerLost as error:
         tell(f"lost{RANK}", str(time.time()))
         assert subscription.closed
-        print(f"lost rank {error.rank}")
+        print(f"lost rank {error.rank}", flush=True)
     os._exit(0)
 
 

@@ -58,11 +58,17 @@ def store_at(address: tuple[str, int], timeout_s: float | None = None, *, retry:
     """A client of such a store."""
     settings = env.read(strict=False)
     return TCPStore(
-        *address, timeout_s=timeout_s or settings.timeout_s, token=settings.token, tls=settings.tls, retry=retry
+        *address,
+        timeout_s=timeout_s or settings.timeout_s,
+        token=settings.token,
+        tls=settings.tls,
+        retry=retry,
     )
 
 
-def meet(store: Store, name: str, number: int, rank: int, size: int, host: str, timeout_s: float) -> NativeGroup:
+def meet(
+    store: Store, name: str, number: int, rank: int, size: int, host: str, timeout_s: float
+) -> NativeGroup:
     """The group of a subscription: the publisher's ranks, then those of the subscriber."""
     settings = env.read(strict=False)._replace(status_fd=None, local_rank=None, local_world_size=None)
     return connect(

@@ -143,7 +143,9 @@ def written(held: Held, value: Any) -> np.ndarray[Any, Any]:
     """
     if is_tensor(value):
         if value.device.type != "cpu":
-            raise TypeError(f"{held.name!r}: a tensor on {value.device} cannot be filled; give one on the CPU")
+            raise TypeError(
+                f"{held.name!r}: a tensor on {value.device} cannot be filled; give one on the CPU"
+            )
         torch = sys.modules["torch"]
         same = {1: torch.uint8, 2: torch.int16}.get(value.itemsize) if held.dtype in _TORCH_ONLY else None
         value = (value if same is None else value.view(same)).numpy()

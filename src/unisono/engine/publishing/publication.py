@@ -244,9 +244,7 @@ class Publication:
         ranks = self._group.size
         timeout_s = env.read(strict=False).timeout_s
         try:
-            group = meet(
-                self._store, self.name, number, self.rank, ranks + size, self._place[0], timeout_s
-            )
+            group = meet(self._store, self.name, number, self.rank, ranks + size, self._place[0], timeout_s)
         except Exception:  # noqa: BLE001  (the subscriber gets it: each rank reports its failure in the store)
             return
         with self._turn:

@@ -140,7 +140,9 @@ class Subscription:
             for piece, one in enumerate(held):
                 holders.setdefault(one.name, {}).setdefault(one.box, []).append((rank, piece))
         near = frozenset(
-            rank for rank, memory in enumerate(self._mapped) if memory is not None or not self._about.nbytes[rank]
+            rank
+            for rank, memory in enumerate(self._mapped)
+            if memory is not None or not self._about.nbytes[rank]
         )
         found: list[Transfer] = []
         for number, one in enumerate(self._wanted):
@@ -287,9 +289,7 @@ class _Receives:
         self, of: Subscription, rank: int, its: list[Transfer], pieces: list[np.ndarray[Any, Any]]
     ) -> None:
         self._of, self._rank, self._pieces = of, rank, pieces
-        self._rest = deque(
-            (one, box) for one in its for box in chunks(one.box, pieces[one.wanted].itemsize)
-        )
+        self._rest = deque((one, box) for one in its for box in chunks(one.box, pieces[one.wanted].itemsize))
         self._works: deque[tuple[Any, Callable[[], None]]] = deque()
         self._post()
 
@@ -422,7 +422,9 @@ def _box(name: str, shape: Shape, slices: Any) -> Box | None:
         return None
     given = listed(slices if isinstance(slices, tuple) else (slices,), "cut")
     if len(given) > len(shape):
-        raise ValueError(f"subscribe: the cut of {name!r} has {len(given)} slices, {shape} has fewer dimensions")
+        raise ValueError(
+            f"subscribe: the cut of {name!r} has {len(given)} slices, {shape} has fewer dimensions"
+        )
     offset, lengths = [], []
     for size, one in zip(shape, [*given, *[slice(None)] * (len(shape) - len(given))], strict=True):
         start, stop, step = instance(one, slice, f"cut of {name!r}").indices(size)
