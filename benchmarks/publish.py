@@ -1,4 +1,4 @@
-"""Arrays from one job to another: 1 GB from 4 ranks to 2, each of which takes half. Beside the machine's copy rate.
+"""Arrays from one job to another: 1 GB from 4 ranks to 2, each of which takes half; beside a plain copy.
 
     python benchmarks/publish.py
     python benchmarks/publish.py --between-hosts           # every rank counts as a host: over sockets

@@ -1,4 +1,4 @@
-"""Arrays between two jobs: NumPy is the oracle of cuts; versions never mixed; ranks that die or are stopped."""
+"""Arrays between two jobs: NumPy is the oracle of cuts; no mixed versions; ranks that die or are stopped."""
 
 import os
 import signal

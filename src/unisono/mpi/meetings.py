@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.engine.environment import env
+from unisono.engine.publishing import meeting
 from unisono.engine.store import PrefixStore, Store, StoreServer, TCPStore
 from unisono.errors import StoreError
 from unisono.mpi import constants, object_schedules
@@ -126,23 +127,21 @@ def by_root(state: CommState, root: int, act: Callable[[], Any], code: int) -> A
 
 def serve(world: World) -> StoreServer:
     """A store of this process, which all ranks of the job reach."""
-    settings, group = env.read(strict=False), world.group
+    group = world.group
     host = "127.0.0.1"
     if len({group.host_of(rank) for rank in range(group.size)}) > 1:
         from unisono.engine.bootstrap.interfaces import local_addresses
 
+        settings = env.read(strict=False)
         host = local_addresses(settings.master_addr, settings)[0]
-    server = StoreServer(host, token=settings.token, tls=settings.tls)
+    server = meeting.serve(host)
     served[server] = []  # subgroups of both sides meet in it
     return server
 
 
 def store_at(address: tuple[str, int]) -> TCPStore:
     """A client of such a store."""
-    settings = env.read(strict=False)
-    return TCPStore(
-        *address, timeout_s=settings.timeout_s, token=settings.token, tls=settings.tls, retry=False
-    )
+    return meeting.store_at(address)
 
 
 def meet(state: CommState, store: Store, first: bool, others: int) -> Any:

@@ -1,4 +1,4 @@
-"""A run as named pieces, for `unisono.publish`, and to be filled by `unisono.subscribe`: the names of the user's model.
+"""A run as named pieces, by the names of the user's model: for `unisono.publish`, and `subscribe(into=)`.
 
 Where several layers stand for a fused one, their parameters are pieces of its parameter.
 """

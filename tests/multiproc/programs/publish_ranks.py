@@ -65,6 +65,11 @@ def whole(number: int, shape: tuple[int, ...], dtype: str, version: int) -> np.n
     return values.astype(dtype)
 
 
+def slices(box: Box) -> tuple[Any, ...]:
+    """The indices of a box in its whole array."""
+    return box.within(Box((0,) * len(box.shape), box.shape))
+
+
 def cut_at_random(shape: tuple[int, ...], draw: random.Random) -> list[Box]:
     """A cut of an array into boxes, some of which are cut again."""
     boxes = [Box((0,) * len(shape), shape)]
@@ -91,15 +96,13 @@ def cuts(group: un.Group) -> None:
                         mine.setdefault(name, []).append((box, shape, dtype, number))
 
             def pieces(version: int, mine: Any = mine) -> dict[str, list[un.Piece]]:
-                at = {
+                return {
                     name: [
-                        un.Piece(whole(number, shape, dtype, version)[box.within(Box((0,) * len(shape), shape))],
-                                 box.offset, shape)
+                        un.Piece(whole(number, shape, dtype, version)[slices(box)], box.offset, shape)
                         for box, shape, dtype, number in its
                     ]
                     for name, its in mine.items()
-                }  # fmt: skip
-                return at
+                }
 
             publication = un.publish(f"cuts{seed}", pieces(1), group=group, delta=seed % 2 == 1)
             if group.rank == 0:

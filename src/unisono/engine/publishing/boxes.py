@@ -35,7 +35,7 @@ class Box(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A part that goes from one piece to another: `piece` of `rank` -> `wanted`, as numbers in their lists."""
+    """A part of piece number `piece` of `rank` that goes to wanted piece number `wanted`."""
 
     rank: int
     piece: int
@@ -102,8 +102,6 @@ def transfers(
     """
     for box, holders in held.items():
         common = overlap(box, wanted)
-        if common is None and not wanted.shape and not box.shape:
-            common = wanted
         if common is None:
             continue
         chosen = [one for one in holders if one[0] in near] or list(holders)

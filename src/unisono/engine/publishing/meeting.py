@@ -8,13 +8,14 @@ meeting/3/...  where its ranks and those of the publisher form a group
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from unisono import codecs
 from unisono.codecs.codec import Codec
+from unisono.codecs.codec import codec_of as named
 from unisono.engine.bootstrap.engine import EngineSettings
 from unisono.engine.environment import env
 from unisono.engine.group.native import NativeGroup, connect
@@ -72,8 +73,8 @@ def meet(
     """The group of a subscription: the publisher's ranks, then those of the subscriber."""
     settings = env.read(strict=False)._replace(status_fd=None, local_rank=None, local_world_size=None)
     return connect(
-        PrefixStore(f"meeting/{number}", store), rank, size, name=name, timeout_s=timeout_s, settings=settings,
-        engine_settings=EngineSettings.of(settings, host),
+        PrefixStore(f"meeting/{number}", store), rank, size, name=name, timeout_s=timeout_s,
+        settings=settings, engine_settings=EngineSettings.of(settings, host),
     )  # fmt: skip
 
 
@@ -84,9 +85,33 @@ def chunks(box: Box, itemsize: int) -> list[Box]:
 
 def codec_of(name: Codec | str | None, dtype: str) -> Codec | None:
     """The codec of an array: float32 values are encoded, others sent as they are."""
-    return None if name is None or dtype != np.dtype(np.float32).str else codecs.codec_of(name)
+    return None if name is None or dtype != np.dtype(np.float32).str else named(name)
 
 
 def raw(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8)
+
+
+class Alone:
+    """The ranks of a job of one process."""
+
+    rank, size = 0, 1
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """The object of the only rank."""
+        return [obj]
+
+
+def on_all(ranks: Any, call: str, act: Callable[[], Any]) -> list[Any]:
+    """What `act` gives on each rank; where it fails on one, an error on all of them."""
+    try:
+        mine = True, act()
+    except Exception as error:
+        ranks.all_gather_object((False, f"{type(error).__name__}: {error}"))
+        raise
+    told = ranks.all_gather_object(mine)
+    for rank, (done, what) in enumerate(told):
+        if not done:
+            raise ValueError(f"{call}: rank {rank} failed: {what}")
+    return [what for _, what in told]

@@ -1,4 +1,4 @@
-"""What a rank publishes or wants to fill: pieces of named arrays, NumPy's or PyTorch's, and their description."""
+"""What a rank publishes or wants to fill: pieces of named arrays, of NumPy or PyTorch; their description."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """The description of a piece. dtype: its text, see `encoding.dtypes`. start: its byte in the rank's memory."""
+    """The description of a piece. dtype: as text, see `encoding.dtypes`. start: its byte in the memory."""
 
     name: str
     dtype: str
@@ -59,7 +59,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stored(dtype: str) -> np.dtype[Any]:
-    """The NumPy type that has the bytes of this one: that itself, or an integer for those of PyTorch alone."""
+    """The NumPy type that has the bytes of this one: itself, or an integer for those of PyTorch alone."""
     if dtype in _TORCH_ONLY:
         return np.dtype(_TORCH_ONLY[dtype])
     return dtypes.restore(dtype)
@@ -110,11 +110,11 @@ def described(name: str, array: Any) -> tuple[Held, Any]:
 
 def entries(arrays: Any) -> list[tuple[Held, Any]]:
     """What a rank gives: a dict of name -> array, tensor, `Piece` or a list of pieces."""
-    found = []
-    for name, value in instance(arrays, Mapping, "arrays").items():
-        for one in value if isinstance(value, list) else [value]:
-            found.append(described(text(name, "a name"), one))
-    return found
+    return [
+        described(text(name, "a name"), one)
+        for name, value in instance(arrays, Mapping, "arrays").items()
+        for one in (value if isinstance(value, list) else [value])
+    ]
 
 
 def placed(held: list[Held]) -> tuple[list[Held], int]:
@@ -158,6 +158,4 @@ def written(held: Held, value: Any) -> np.ndarray[Any, Any]:
 def source_of(arrays: Any) -> tuple[Callable[[], Mapping[str, Any]], Any]:
     """What gives the pieces at each update, and the ranks that hold them (None: the caller says)."""
     gives = getattr(arrays, "published", None)
-    if gives is not None:
-        return gives()
-    return (lambda: arrays), None
+    return ((lambda: arrays), None) if gives is None else tuple(gives())

@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,20 @@ from unisono.engine.group.work import seconds
 from unisono.engine.memory.arrays import empty
 from unisono.engine.publishing.boxes import Box, gap
 from unisono.engine.publishing.meeting import (
-    AHEAD, ANSWER, ASK, DATA, Description, Grant, chunks, codec_of, meet, raw, serve, store_at,
+    AHEAD,
+    ANSWER,
+    ASK,
+    DATA,
+    Alone,
+    Description,
+    Grant,
+    chunks,
+    codec_of,
+    meet,
+    on_all,
+    raw,
+    serve,
+    store_at,
 )  # fmt: skip
 from unisono.engine.publishing.pieces import Held, entries, placed, read, source_of
 from unisono.engine.store import StoreServer, TCPStore
@@ -31,6 +45,9 @@ from unisono.errors import GroupClosed, GroupError, StoreError, StoreTimeout, Un
 
 PATIENCE_S = 10.0
 """How long an update waits for subscribers that still take the version whose memory it needs."""
+
+THREADS_S = 5.0
+"""For the threads that serve to end, whose groups are closed."""
 
 WATCH_S = 3600.0
 """The wait for a new subscriber is begun again after so long."""
@@ -47,14 +64,15 @@ def publish(
 ) -> Publication:
     """Let other jobs take these arrays, under a name and an address. All ranks of the group call it.
 
-    It copies the arrays; `Publication.update` publishes their next version. A rank needs memory for two copies
-    of what it holds.
+    It copies the arrays; `Publication.update` publishes their next version. A rank needs memory for two
+    copies of what it holds.
 
     Args:
         arrays: name -> array of NumPy or tensor, whole on each rank that gives it; or a `Piece` of one, or a
             list of pieces. Ranks may give different names. Or a `Run` of `unisono.parallel`: its weights.
         group: the ranks that hold them; None: this process alone, or the ranks of a `Run`.
-        address, port: where rank 0 listens; "" and 0: an address that the ranks of the group use, a free port.
+        address, port: where rank 0 listens; "" and 0: the address by which its host reaches MASTER_ADDR
+            (127.0.0.1 without one), and a free port.
         delta: compare each piece with its last version, and send only those that changed.
     Raises:
         ValueError, TypeError: an argument is wrong, or the pieces are no cut of their array; on all ranks.
@@ -62,13 +80,6 @@ def publish(
     Example: publication = un.publish("policy", {"w": w}, group=world); publication.update()
     """
     return Publication(name, arrays, group, text(address, "address"), whole(port, "port", 0, 65535), delta)
-
-
-class _Alone:
-    rank, size = 0, 1
-
-    def all_gather_object(self, obj: Any) -> list[Any]:
-        return [obj]
 
 
 class Publication:
@@ -83,7 +94,7 @@ class Publication:
         self, name: str, arrays: Any, group: Group | None, address: str, port: int, delta: bool
     ) -> None:
         self._give, ranks = source_of(arrays)
-        self._group: Any = group or ranks or _Alone()
+        self._group: Any = group or ranks or Alone()
         self.rank, self.version, self.closed = self._group.rank, 0, False
         self.name = ""
         self._server: StoreServer | None = None
@@ -91,6 +102,7 @@ class Publication:
         self._leases: dict[int, int] = {}  # subscription -> the version that it takes
         self._asking: dict[int, tuple[NativeGroup, int, int, int]] = {}  # -> its rank, newer than what, which
         self._meetings: dict[int, NativeGroup] = {}
+        self._threads: list[threading.Thread] = []
         given: list[tuple[Held, Any]] = []
 
         def prepare() -> Any:
@@ -106,37 +118,24 @@ class Publication:
             return self.name, msgspec.to_builtins(held), nbytes, where
 
         try:
-            told = self._together(prepare)
+            told = on_all(self._group, "publish", prepare)
             self._about = self._described(told)
         except BaseException:
             self.close()
             raise
         self._held = self._about.held[self.rank]
         self._changed = [[0] * len(held) for held in self._about.held]
-        self._place: tuple[str, int] = tuple(told[0][3])  # type: ignore[assignment]
+        self._place: tuple[str, int] = tuple(told[0][3])
         self.address = address_text(*self._place)
         self._store: TCPStore = store_at(self._place, env.read(strict=False).timeout_s)
         self._write([value for _, value in given])
         if self.rank == 0:
             self._store.set("about", msgspec.msgpack.encode(self._about))
-        threading.Thread(target=self._accept, name=f"unisono-publish-{name}", daemon=True).start()
+        self._begin(self._accept)
 
     def _master(self) -> str | None:
         settings = env.read(strict=False)
         return settings.master_addr or (settings.store_address[0] if settings.store_address else "127.0.0.1")
-
-    def _together(self, act: Any) -> list[Any]:
-        """What `act` gives on each rank; where it fails on one, an error on all of them."""
-        try:
-            mine: Any = [True, act()]
-        except Exception as error:
-            self._group.all_gather_object([False, f"{type(error).__name__}: {error}"])
-            raise
-        told = self._group.all_gather_object(mine)
-        for rank, (done, what) in enumerate(told):
-            if not done:
-                raise ValueError(f"publish: rank {rank} failed: {what}")
-        return [what for _, what in told]
 
     def _described(self, told: list[Any]) -> Description:
         held = msgspec.convert([one[1] for one in told], list[list[Held]])
@@ -192,7 +191,7 @@ class Publication:
 
         values: list[Any] = []
         try:
-            self._together(prepare)
+            on_all(self._group, "update", prepare)
             self._write(values)
         except (GroupError, StoreError):
             self.close()
@@ -228,6 +227,13 @@ class Publication:
 
     # ---- subscribers
 
+    def _begin(self, act: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(
+            target=act, args=arguments, name=f"unisono-publish-{self.name}", daemon=True
+        )
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+        thread.start()
+
     def _accept(self) -> None:
         number = 0
         while not self.closed:
@@ -238,7 +244,7 @@ class Publication:
             except StoreError:  # rank 0 has closed it, or ended
                 return
             number += 1
-            threading.Thread(target=self._form, args=(number, size), daemon=True).start()
+            self._begin(self._form, number, size)
 
     def _form(self, number: int, size: int) -> None:
         ranks = self._group.size
@@ -255,7 +261,7 @@ class Publication:
             self._end(number)
             return
         for rank in range(ranks, ranks + size):
-            threading.Thread(target=self._serve, args=(number, group, rank), daemon=True).start()
+            self._begin(self._serve, number, group, rank)
 
     def _serve(self, number: int, group: NativeGroup, rank: int) -> None:
         """Answer one rank of a subscriber until it has gone."""
@@ -334,6 +340,9 @@ class Publication:
             self._store.close()
         if self._server is not None:
             self._server.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(THREADS_S)
 
     def __enter__(self) -> Publication:
         return self

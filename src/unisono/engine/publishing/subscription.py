@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from unisono.codecs.codec import Codec
-from unisono.engine.base.validation import instance, listed, text, whole
-from unisono.engine.encoding import dtypes
+from unisono.engine.base.validation import text, whole
 from unisono.engine.environment import env
 from unisono.engine.group.group import Group
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.work import seconds
-from unisono.engine.memory.arrays import empty
-from unisono.engine.publishing.boxes import Box, Shape, Transfer, part, transfers
+from unisono.engine.publishing.boxes import Box, Transfer, transfers
+from unisono.engine.publishing.cuts import Buffers, Cut, prepared
 from unisono.engine.publishing.meeting import (
-    AHEAD, ANSWER, ASK, DATA, OWN, Description, Grant, chunks, codec_of, meet, raw, store_at,
+    AHEAD,
+    ANSWER,
+    ASK,
+    DATA,
+    OWN,
+    Alone,
+    Description,
+    Grant,
+    chunks,
+    codec_of,
+    meet,
+    on_all,
+    raw,
+    store_at,
 )  # fmt: skip
-from unisono.engine.publishing.pieces import Held, entries, placed, source_of, written
-from unisono.engine.publishing.publication import _Alone
-from unisono.errors import GroupClosed, GroupError, Timeout, message
-
-Cut = Mapping[str, int] | Callable[[str, Shape], tuple[slice, ...] | None]
+from unisono.engine.publishing.pieces import source_of
+from unisono.errors import GroupClosed, Timeout
 
 
 def subscribe(
@@ -47,10 +55,10 @@ def subscribe(
 
     Args:
         address: "HOST:PORT", the publisher's `address`. If nobody listens there yet, it waits.
-        cut: None: each rank takes all arrays whole. Or pattern -> dimension, as `{"*.weight": 0}`: arrays whose
-            name is the first to match are cut along it into as many parts as the group has ranks, as
-            `torch.chunk` cuts. Or a function of (name, shape) that gives this rank's slices, or None where it
-            does not take the array.
+        cut: None: each rank takes all arrays whole. Or pattern -> dimension, as `{"*.weight": 0}`: arrays
+            that a pattern matches (the first one counts) are cut along it into as many parts as the group
+            has ranks, as `torch.chunk` cuts; others are whole. Or a function of (name, shape) that gives this
+            rank's slices, or None where it does not take the array.
         into: what is filled, instead of new arrays: as the arrays of `publish`, so a `Run`, too.
         group: the ranks that take the same version, each its part; None: this process alone.
         codec: float32 values are encoded between hosts, such as "bf16"; see docs/codecs.md.
@@ -68,13 +76,6 @@ def subscribe(
 
 class NoNewVersion(Timeout):
     """There was no newer version in time; the subscription goes on."""
-
-
-class _Buffers(NamedTuple):
-    """Arrays that are filled. pieces: what each has; arrays: what `get` returns."""
-
-    pieces: list[np.ndarray[Any, Any]]
-    arrays: dict[str, Any]
 
 
 class Subscription:
@@ -98,7 +99,7 @@ class Subscription:
         timeout: float | timedelta | None,
     ) -> None:
         ranks = source_of(into)[1] if into is not None else None
-        self._own: Any = group or ranks or _Alone()
+        self._own: Any = group or ranks or Alone()
         self.name, self.version, self.closed, self._asks, self._place = name, 0, False, 0, -1
         self._timeout_s = seconds(timeout, env.read(strict=False).timeout_s)
         deadline = time.monotonic() + self._timeout_s
@@ -112,10 +113,10 @@ class Subscription:
                 self._about = msgspec.msgpack.decode(store.get("about", left_s), type=Description)
                 if self._about.name != text(name, "name"):
                     raise ValueError(f"{address} publishes {self._about.name!r}, not {name!r}")
-                self._wanted, self._sets = _prepared(self._about, cut, into, self._own.rank, self._own.size)
+                self._wanted, self._sets = prepared(self._about, cut, into, self._own.rank, self._own.size)
             return host, number
 
-        place = _on_all(self._own, prepare)
+        place: tuple[str, int] = on_all(self._own, "subscribe", prepare)[self._own.rank]
         senders, size = len(self._about.held), self._own.size
         store = store_at(place, self._timeout_s)
         with store:
@@ -145,18 +146,13 @@ class Subscription:
             if memory is not None or not self._about.nbytes[rank]
         )
         found: list[Transfer] = []
-        for number, one in enumerate(self._wanted):
-            held = {
-                box: [its[(self._own.rank + turn) % len(its)] for turn in range(len(its))]
-                for box, its in holders[one.name].items()
-            }
-            for each in held.items():
-                found += transfers(dict([each]), one.box, number, near)
-        self._copies = [one for one in found if one.rank in near]
+        for number, wanted in enumerate(self._wanted):
+            found += transfers(holders[wanted.name], wanted.box, number, near)
+        self._copies = [each for each in found if each.rank in near]
         self._messages: dict[int, list[Transfer]] = {}
-        for one in found:
-            if one.rank not in near:
-                self._messages.setdefault(one.rank, []).append(one)
+        for each in found:
+            if each.rank not in near:
+                self._messages.setdefault(each.rank, []).append(each)
         codec = None if self._codec is None else getattr(self._codec, "name", self._codec)
         for rank, its in self._messages.items():
             self._group.send_object(["wants", [[one.piece, *one.box] for one in its], codec], rank, ASK)
@@ -172,8 +168,8 @@ class Subscription:
         Args:
             newer_than: a version; 0: any.  timeout: seconds; default that of `subscribe`.
         Raises:
-            Timeout: there was none in time. `get` can be called again, if the subscription is not `closed`: it
-                is when a rank of the publisher has not sent in time.
+            Timeout: there was none in time, and `get` can be called again; or a rank of the publisher has not
+                sent in time, and the subscription is `closed`.
             PeerLost: the publisher has closed it, or a rank was lost that has a piece. Subscribe again.
         """
         newer_than = whole(newer_than, "get: newer_than", 0)
@@ -204,7 +200,7 @@ class Subscription:
         return self._sets[self._place].arrays if self.version else {}
 
     def _granted(self, newer_than: int, limit_s: float) -> Grant:
-        """A version that the publisher keeps until it is given back. Rank 0 of the subscriber asks for all."""
+        """A version that the publisher keeps until it is given back. Rank 0 of this side asks for all."""
         group, senders = self._group, len(self._about.held)
         if self._own.rank:
             told = group.recv_object(senders, OWN, timeout=math.inf)
@@ -245,7 +241,7 @@ class Subscription:
             group.send_object(kept, senders + rank, OWN)
         return kept
 
-    def _take(self, grant: Grant, since: int, buffers: _Buffers, deadline: float) -> None:
+    def _take(self, grant: Grant, since: int, buffers: Buffers, deadline: float) -> None:
         """Fill a set that has version `since`."""
         slot = grant.version % 2
         receives: list[_Receives] = []
@@ -320,116 +316,8 @@ class _Receives:
         return bool(self._works)
 
 
-def _on_all(ranks: Any, act: Callable[[], Any]) -> Any:
-    """What `act` gives here; where it fails on one rank, an error on all."""
-    try:
-        found, failed = act(), ""
-    except Exception as error:
-        ranks.all_gather_object(f"{type(error).__name__}: {error}")
-        raise
-    for rank, failed in enumerate(ranks.all_gather_object(failed)):
-        if failed:
-            raise ValueError(f"subscribe: rank {rank} failed: {failed}")
-    return found
-
-
 def _address(given: str) -> tuple[str, int]:
     host, _, port = text(given, "address").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"subscribe: {given!r} is no address, expected HOST:PORT")
     return host.strip("[]"), int(port)
-
-
-def _prepared(
-    about: Description, cut: Cut | None, into: Any, rank: int, size: int
-) -> tuple[list[Held], list[_Buffers]]:
-    """The pieces that this rank wants, and the sets of arrays for them."""
-    there = {one.name: one for held in about.held for one in held}
-    if into is not None:
-        if cut is not None:
-            raise ValueError("subscribe: cut and into exclude each other: into has its own cut")
-        given = entries(source_of(into)[0]())
-        for one, _ in given:
-            like = there.get(one.name)
-            if like is None:
-                raise ValueError(f"subscribe: {about.name!r} has no {one.name!r}; it has {_some(there)}")
-            if (like.dtype, like.shape) != (one.dtype, one.shape):
-                raise ValueError(
-                    f"subscribe: {one.name!r} is {like.dtype} {like.shape}, and {one.dtype} {one.shape} here"
-                )
-        filled = [written(one, value) for one, value in given]
-        return [one for one, _ in given], [_Buffers(filled, into if isinstance(into, dict) else {})]
-    chosen = _rule(cut, there, rank, size)
-    wanted = []
-    for name, like in there.items():
-        box = chosen(name, like.shape)
-        if box is not None:
-            wanted.append(msgspec.structs.replace(like, box_offset=box.offset, box_shape=box.shape))
-    wanted, nbytes = placed(wanted)
-    kinds = [_shown(one) for one in wanted]
-    sets = []
-    for _ in range(2):
-        memory = empty(nbytes, np.uint8)
-        pieces = [one.view(memory) for one in wanted]
-        shown = {one.name: it.view(kind) for one, it, kind in zip(wanted, pieces, kinds, strict=True)}
-        sets.append(_Buffers(pieces, shown))
-    return wanted, sets
-
-
-def _shown(one: Held) -> np.dtype[Any]:
-    try:
-        return dtypes.restore(one.dtype)
-    except ValueError as error:
-        raise ValueError(
-            f"subscribe: {one.name!r} is {one.dtype}, which NumPy has with ml_dtypes only: install it, or give "
-            "tensors, into="
-        ) from error
-
-
-def _some(names: Mapping[str, Any]) -> str:
-    return ", ".join(list(names)[:8]) + (", ..." if len(names) > 8 else "")
-
-
-def _rule(
-    cut: Cut | None, there: Mapping[str, Held], rank: int, size: int
-) -> Callable[[str, Shape], Box | None]:
-    """What a cut gives this rank of each array."""
-    if cut is None:
-        return lambda _, shape: Box((0,) * len(shape), shape)
-    if callable(cut):
-        return lambda name, shape: _box(name, shape, cut(name, shape))
-    rules = {text(pattern, "cut"): whole(dim, f"cut[{pattern!r}]") for pattern, dim in cut.items()}
-    for pattern in rules:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in there):
-            raise ValueError(f"subscribe: cut={pattern!r} matches no name; there are {_some(there)}")
-
-    def by_pattern(name: str, shape: Shape) -> Box:
-        dim = next((dim for pattern, dim in rules.items() if fnmatch.fnmatchcase(name, pattern)), None)
-        if dim is None:
-            return Box((0,) * len(shape), shape)
-        if not -len(shape) <= dim < len(shape):
-            raise ValueError(f"subscribe: {name!r} of {shape} has no dimension {dim}")
-        dim %= len(shape)
-        start, length = part(shape[dim], size, rank)
-        offset = tuple(start if each == dim else 0 for each in range(len(shape)))
-        return Box(offset, (*shape[:dim], length, *shape[dim + 1 :]))
-
-    return by_pattern
-
-
-def _box(name: str, shape: Shape, slices: Any) -> Box | None:
-    if slices is None:
-        return None
-    given = listed(slices if isinstance(slices, tuple) else (slices,), "cut")
-    if len(given) > len(shape):
-        raise ValueError(
-            f"subscribe: the cut of {name!r} has {len(given)} slices, {shape} has fewer dimensions"
-        )
-    offset, lengths = [], []
-    for size, one in zip(shape, [*given, *[slice(None)] * (len(shape) - len(given))], strict=True):
-        start, stop, step = instance(one, slice, f"cut of {name!r}").indices(size)
-        if step != 1:
-            raise ValueError(f"subscribe: the cut of {name!r} has the step {step}, expected 1")
-        offset.append(start)
-        lengths.append(max(0, stop - start))
-    return Box(tuple(offset), tuple(lengths))
