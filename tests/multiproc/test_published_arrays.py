@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from effort import HANG_S, judge_time
+from ports import reserved
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "publish_ranks.py"
 HOSTS = pytest.mark.parametrize("per_host", ["0", "1"])
@@ -131,3 +133,24 @@ def test_a_stopped_subscriber_delays_no_update_for_long_and_then_gets_the_newest
     found = jobs.outputs()
     assert (found["publish0"], found["publish1"]) == ("published", "published")
     assert found["take0"] in ("took", "lost rank 0", "lost rank 1")  # the publisher may end first
+
+
+@pytest.mark.parametrize("tls", ["", "1"])
+def test_the_example_of_two_jobs_of_the_launcher(tls: str) -> None:
+    """One token for both; with another one a job gets an error that says so."""
+    with reserved() as port:
+        example = PROGRAM.parents[3] / "examples" / "publish.py"
+        launch = [sys.executable, "-m", "unisono", "run", "-n", "2", str(example)]
+        environ = {**os.environ, "UNISONO_TOKEN": "ab" * 32, "UNISONO_TLS": tls}
+        options: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        serving = subprocess.Popen([*launch, "serve", f"127.0.0.1:{port}"], env=environ, **options)
+        training = subprocess.Popen([*launch, "train", str(port)], env=environ, **options)
+        stranger = {**environ, "UNISONO_TOKEN": "cd" * 32}
+        refused = subprocess.run(
+            [*launch, "serve", f"127.0.0.1:{port}"], env=stranger, **options, check=False
+        )
+        printed = serving.communicate(timeout=HANG_S)[0]
+        assert training.communicate(timeout=HANG_S)[0].count("Error") == 0
+    assert serving.returncode == training.returncode == 0, printed
+    assert printed.count("the trainer has ended after version 21") == 2
+    assert "AuthenticationError" in refused.stdout
