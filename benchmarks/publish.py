@@ -5,9 +5,9 @@
 
 Ways, each in processes of its own, one after another:
 
-    copy      2 processes copy half of the bytes each, out of memory that they map: what the machine can do
+    copy      2 processes copy the same cut each, out of memory that they map: what the machine can do
     sockets   the same bytes over 8 connections of this host, 4 senders, 2 receivers (--between-hosts)
-    unisono   `un.publish` and `un.subscribe`: 4 ranks have rows, 2 take columns (--rows: rows)
+    unisono   `un.publish` and `un.subscribe`: 4 ranks have rows, 2 take half of all rows (--columns: columns)
     files     the publishers write their pieces to /dev/shm, the others read what they want
     gloo      torch.distributed: one group of all 6 ranks, each piece is broadcast from its rank
 
@@ -142,16 +142,17 @@ def copy_way(at: Place) -> tuple[Step, Step]:
     """What a taker wants is in memory that it maps: one copy."""
     if at.publishes:
         return lambda: None, lambda: None
-    half = at.rows * COLUMNS // TAKERS
-    out = np.zeros((ARRAYS, half), np.float32)
-    memory = SharedMemory(create=True, size=out.nbytes)
-    there = np.ndarray(out.shape, np.float32, memory.buf)
+    memory = SharedMemory(create=True, size=ARRAYS * at.rows * COLUMNS * 4)
+    there = np.ndarray((ARRAYS, at.rows, COLUMNS), np.float32, memory.buf)
     there[:] = 1
     memory.unlink()
+    parts = [one[at.half] for one in there]
+    out = [np.zeros(part.shape, np.float32) for part in parts]
 
     def take(kept: Any = memory) -> Any:  # noqa: ARG001  (the memory lives as long as this)
-        np.copyto(out, there)
-        return list(out)
+        for into, part in zip(out, parts, strict=True):
+            np.copyto(into, part)
+        return out
 
     return lambda: None, take
 
@@ -271,9 +272,7 @@ def main() -> None:
     )
     parser.add_argument("--gb", type=float, default=1.0, help="of all arrays together")
     parser.add_argument("--rounds", type=int, default=8, help="the first one is not counted")
-    parser.add_argument(
-        "--rows", action="store_true", help="takers want rows, which are cut as the pieces are"
-    )
+    parser.add_argument("--columns", action="store_true", help="takers want columns, across all pieces")
     parser.add_argument("--between-hosts", action="store_true")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=[])
     given = parser.parse_args()
@@ -283,7 +282,7 @@ def main() -> None:
     ways = given.ways or [reference, "unisono", "gloo", *([] if given.between_hosts else ["files"])]
     step = SENDERS * TAKERS
     rows = max(step, round(given.gb * 1e9 / (ARRAYS * COLUMNS * 4)) // step * step)
-    found = [measure(way, rows, given.rounds, given.rows) for way in ways]
+    found = [measure(way, rows, given.rounds, not given.columns) for way in ways]
     rate = next((one["median_GBps"] for one in found if one["way"] == reference), None)
     for one in found:
         share = f", {one['median_GBps'] / rate:.0%} of {reference}" if rate else ""

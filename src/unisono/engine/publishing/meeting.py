@@ -49,6 +49,10 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     changed: list[list[int]]
 
 
+decode_description = msgspec.msgpack.Decoder(Description).decode
+decode_grant = msgspec.msgpack.Decoder(Grant).decode
+
+
 def serve(host: str, port: int = 0) -> StoreServer:
     """A store of this process, with the job's token and TLS."""
     settings = env.read(strict=False)

@@ -21,23 +21,8 @@ from unisono.engine.group.group import Group
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.work import seconds
 from unisono.engine.memory.arrays import empty
+from unisono.engine.publishing import meeting
 from unisono.engine.publishing.boxes import Box, gap
-from unisono.engine.publishing.meeting import (
-    AHEAD,
-    ANSWER,
-    ASK,
-    DATA,
-    Alone,
-    Description,
-    Grant,
-    chunks,
-    codec_of,
-    meet,
-    on_all,
-    raw,
-    serve,
-    store_at,
-)  # fmt: skip
 from unisono.engine.publishing.pieces import Held, entries, placed, read, source_of
 from unisono.engine.store import StoreServer, TCPStore
 from unisono.engine.store.address import address_text
@@ -94,7 +79,7 @@ class Publication:
         self, name: str, arrays: Any, group: Group | None, address: str, port: int, delta: bool
     ) -> None:
         self._give, ranks = source_of(arrays)
-        self._group: Any = group or ranks or Alone()
+        self._group: Any = group or ranks or meeting.Alone()
         self.rank, self.version, self.closed = self._group.rank, 0, False
         self.name = ""
         self._server: StoreServer | None = None
@@ -113,12 +98,12 @@ class Publication:
             self._slots = empty((2, nbytes), np.uint8)
             if self.rank == 0:
                 host = address or local_address(self._master(), env.read(strict=False))
-                self._server = serve(host, port)
+                self._server = meeting.serve(host, port)
             where = (self._server.host, self._server.port) if self._server else None
             return self.name, msgspec.to_builtins(held), nbytes, where
 
         try:
-            told = on_all(self._group, "publish", prepare)
+            told = meeting.on_all(self._group, "publish", prepare)
             self._about = self._described(told)
         except BaseException:
             self.close()
@@ -127,7 +112,7 @@ class Publication:
         self._changed = [[0] * len(held) for held in self._about.held]
         self._place: tuple[str, int] = tuple(told[0][3])
         self.address = address_text(*self._place)
-        self._store: TCPStore = store_at(self._place, env.read(strict=False).timeout_s)
+        self._store: TCPStore = meeting.store_at(self._place, env.read(strict=False).timeout_s)
         self._write([value for _, value in given])
         if self.rank == 0:
             self._store.set("about", msgspec.msgpack.encode(self._about))
@@ -137,7 +122,7 @@ class Publication:
         settings = env.read(strict=False)
         return settings.master_addr or (settings.store_address[0] if settings.store_address else "127.0.0.1")
 
-    def _described(self, told: list[Any]) -> Description:
+    def _described(self, told: list[Any]) -> meeting.Description:
         held = msgspec.convert([one[1] for one in told], list[list[Held]])
         if any(one[0] != self.name for one in told):
             raise ValueError(f"publish: ranks give different names: {sorted({one[0] for one in told})}")
@@ -157,7 +142,7 @@ class Publication:
                 raise ValueError(f"publish: {each!r} is not whole: {why}")
         if not boxes:
             raise ValueError("publish: there are no arrays")
-        return Description(self.name, held, [one[2] for one in told])
+        return meeting.Description(self.name, held, [one[2] for one in told])
 
     # ---- versions
 
@@ -191,7 +176,7 @@ class Publication:
 
         values: list[Any] = []
         try:
-            on_all(self._group, "update", prepare)
+            meeting.on_all(self._group, "update", prepare)
             self._write(values)
         except (GroupError, StoreError):
             self.close()
@@ -250,7 +235,9 @@ class Publication:
         ranks = self._group.size
         timeout_s = env.read(strict=False).timeout_s
         try:
-            group = meet(self._store, self.name, number, self.rank, ranks + size, self._place[0], timeout_s)
+            group = meeting.meet(
+                self._store, self.name, number, self.rank, ranks + size, self._place[0], timeout_s
+            )
         except Exception:  # noqa: BLE001  (the subscriber gets it: each rank reports its failure in the store)
             return
         with self._turn:
@@ -269,7 +256,7 @@ class Publication:
         coded: str | None = None
         try:
             while True:
-                what, *rest = group.recv_object(rank, ASK, timeout=math.inf)
+                what, *rest = group.recv_object(rank, meeting.ASK, timeout=math.inf)
                 if what == "wants":
                     found, coded = rest
                     wants = [(piece, Box(tuple(offset), tuple(shape))) for piece, offset, shape in found]
@@ -286,7 +273,7 @@ class Publication:
                         kept = self._leases.pop(number, None)
                         self._turn.notify_all()
                     if what == "done":
-                        group.send_object(kept == rest[0], rank, ANSWER)
+                        group.send_object(kept == rest[0], rank, meeting.ANSWER)
         except UnisonoError:  # it has gone, or this publication is closed
             self._end(number)
         except BaseException:
@@ -301,9 +288,9 @@ class Publication:
                 return
             del self._asking[number]
             self._leases[number] = self.version
-            grant = Grant(self.version, ask, self._changed)
+            grant = meeting.Grant(self.version, ask, self._changed)
         with contextlib.suppress(UnisonoError):  # the thread that serves it sees that, too
-            group.send_object(msgspec.msgpack.encode(grant), rank, ANSWER)
+            group.send_object(msgspec.msgpack.encode(grant), rank, meeting.ANSWER)
 
     def _send(
         self, group: NativeGroup, rank: int, wants: list[tuple[int, Box]], coded: str | None, version: int
@@ -312,13 +299,13 @@ class Publication:
         under_way: deque[Any] = deque()
         for number, box in wants:
             one = self._held[number]
-            piece, codec = one.view(self._slots[version % 2]), codec_of(coded, one.dtype)
-            for each in chunks(box, piece.itemsize):
+            piece, codec = one.view(self._slots[version % 2]), meeting.codec_of(coded, one.dtype)
+            for each in meeting.chunks(box, piece.itemsize):
                 values = np.ascontiguousarray(piece[each.within(one.box)])
-                sent = raw(values if codec is None else codec.encode(values.reshape(-1)))
-                if len(under_way) == AHEAD:
+                sent = meeting.raw(values if codec is None else codec.encode(values.reshape(-1)))
+                if len(under_way) == meeting.AHEAD:
                     under_way.popleft().wait()
-                under_way.append(group.isend(sent, rank, DATA, timeout=math.inf))
+                under_way.append(group.isend(sent, rank, meeting.DATA, timeout=math.inf))
         for work in under_way:
             work.wait()
 
@@ -359,5 +346,5 @@ class Publication:
 
 def _words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The bytes of an array, eight at a time where they are so many: equal means equal bits, NaN too."""
-    found = raw(array)
+    found = meeting.raw(array)
     return found.view(np.uint64) if found.size % 8 == 0 else found

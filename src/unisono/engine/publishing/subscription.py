@@ -10,7 +10,6 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from unisono.codecs.codec import Codec
@@ -19,24 +18,9 @@ from unisono.engine.environment import env
 from unisono.engine.group.group import Group
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.work import seconds
+from unisono.engine.publishing import meeting
 from unisono.engine.publishing.boxes import Box, Transfer, transfers
 from unisono.engine.publishing.cuts import Buffers, Cut, prepared
-from unisono.engine.publishing.meeting import (
-    AHEAD,
-    ANSWER,
-    ASK,
-    DATA,
-    OWN,
-    Alone,
-    Description,
-    Grant,
-    chunks,
-    codec_of,
-    meet,
-    on_all,
-    raw,
-    store_at,
-)  # fmt: skip
 from unisono.engine.publishing.pieces import source_of
 from unisono.errors import GroupClosed, Timeout
 
@@ -99,33 +83,33 @@ class Subscription:
         timeout: float | timedelta | None,
     ) -> None:
         ranks = source_of(into)[1] if into is not None else None
-        self._own: Any = group or ranks or Alone()
+        self._own: Any = group or ranks or meeting.Alone()
         self.name, self.version, self.closed, self._asks, self._place = name, 0, False, 0, -1
         self._timeout_s = seconds(timeout, env.read(strict=False).timeout_s)
         deadline = time.monotonic() + self._timeout_s
         self._codec, self._into = codec, into
 
         def prepare() -> Any:
-            codec_of(codec, "<f4")
+            meeting.codec_of(codec, "<f4")
             host, number = _address(address)
-            with store_at((host, number), self._timeout_s, retry=True) as store:
+            with meeting.store_at((host, number), self._timeout_s, retry=True) as store:
                 left_s = max(0.1, deadline - time.monotonic())
-                self._about = msgspec.msgpack.decode(store.get("about", left_s), type=Description)
+                self._about = meeting.decode_description(store.get("about", left_s))
                 if self._about.name != text(name, "name"):
                     raise ValueError(f"{address} publishes {self._about.name!r}, not {name!r}")
                 self._wanted, self._sets = prepared(self._about, cut, into, self._own.rank, self._own.size)
             return host, number
 
-        place: tuple[str, int] = on_all(self._own, "subscribe", prepare)[self._own.rank]
+        place: tuple[str, int] = meeting.on_all(self._own, "subscribe", prepare)[self._own.rank]
         senders, size = len(self._about.held), self._own.size
-        store = store_at(place, self._timeout_s)
+        store = meeting.store_at(place, self._timeout_s)
         with store:
             ticket = [store.add("tickets", 1)] if self._own.rank == 0 else []
             if ticket:
                 store.set(f"came/{ticket[0]}", str(size))
             number = self._own.all_gather_object(ticket)[0][0]
             left_s = max(0.1, deadline - time.monotonic())
-            self._group: NativeGroup = meet(
+            self._group: NativeGroup = meeting.meet(
                 store, name, number, senders + self._own.rank, senders + size, place[0], left_s
             )
             self._group.timeout_s = self._timeout_s
@@ -155,7 +139,9 @@ class Subscription:
                 self._messages.setdefault(each.rank, []).append(each)
         codec = None if self._codec is None else getattr(self._codec, "name", self._codec)
         for rank, its in self._messages.items():
-            self._group.send_object(["wants", [[one.piece, *one.box] for one in its], codec], rank, ASK)
+            self._group.send_object(
+                ["wants", [[one.piece, *one.box] for one in its], codec], rank, meeting.ASK
+            )
 
     def get(
         self, newer_than: int = 0, *, timeout: float | timedelta | None = None
@@ -199,56 +185,56 @@ class Subscription:
         """What the last `get` returned; empty before."""
         return self._sets[self._place].arrays if self.version else {}
 
-    def _granted(self, newer_than: int, limit_s: float) -> Grant:
+    def _granted(self, newer_than: int, limit_s: float) -> meeting.Grant:
         """A version that the publisher keeps until it is given back. Rank 0 of this side asks for all."""
         group, senders = self._group, len(self._about.held)
         if self._own.rank:
-            told = group.recv_object(senders, OWN, timeout=math.inf)
+            told = group.recv_object(senders, meeting.OWN, timeout=math.inf)
         else:
             self._asks += 1
-            group.send_object(["newer", newer_than, self._asks], 0, ASK)
+            group.send_object(["newer", newer_than, self._asks], 0, meeting.ASK)
             try:
                 told = self._answer(limit_s)
             except Timeout as error:
-                group.send_object(["never mind"], 0, ASK)
+                group.send_object(["never mind"], 0, meeting.ASK)
                 told = f"no version newer than {newer_than} of {self.name!r} within {limit_s:g} s: {error}"
             for rank in range(1, self._own.size):
-                group.send_object(told, senders + rank, OWN)
+                group.send_object(told, senders + rank, meeting.OWN)
         if isinstance(told, str):
             raise NoNewVersion(told)
-        return msgspec.msgpack.decode(told, type=Grant)
+        return meeting.decode_grant(told)
 
     def _answer(self, limit_s: float) -> bytes:
         """The grant of the last question; one that came after its timeout is left out."""
         deadline = time.monotonic() + limit_s
         while True:
-            self._group.probe(0, ANSWER, timeout=max(0.001, deadline - time.monotonic()))
-            told: bytes = self._group.recv_object(0, ANSWER)
-            if msgspec.msgpack.decode(told, type=Grant).ask == self._asks:
+            self._group.probe(0, meeting.ANSWER, timeout=max(0.001, deadline - time.monotonic()))
+            told: bytes = self._group.recv_object(0, meeting.ANSWER)
+            if meeting.decode_grant(told).ask == self._asks:
                 return told
 
     def _given_back(self, version: int) -> bool:
         """Whether the publisher has kept the version until all ranks had it."""
         group, senders, size = self._group, len(self._about.held), self._own.size
         if self._own.rank:
-            group.send_object(None, senders, OWN)
-            return bool(group.recv_object(senders, OWN, timeout=math.inf))
+            group.send_object(None, senders, meeting.OWN)
+            return bool(group.recv_object(senders, meeting.OWN, timeout=math.inf))
         for rank in range(1, size):
-            group.recv_object(senders + rank, OWN, timeout=math.inf)
-        group.send_object(["done", version], 0, ASK)
-        kept = bool(group.recv_object(0, ANSWER, timeout=math.inf))
+            group.recv_object(senders + rank, meeting.OWN, timeout=math.inf)
+        group.send_object(["done", version], 0, meeting.ASK)
+        kept = bool(group.recv_object(0, meeting.ANSWER, timeout=math.inf))
         for rank in range(1, size):
-            group.send_object(kept, senders + rank, OWN)
+            group.send_object(kept, senders + rank, meeting.OWN)
         return kept
 
-    def _take(self, grant: Grant, since: int, buffers: Buffers, deadline: float) -> None:
+    def _take(self, grant: meeting.Grant, since: int, buffers: Buffers, deadline: float) -> None:
         """Fill a set that has version `since`."""
         slot = grant.version % 2
         receives: list[_Receives] = []
         for rank, its in self._messages.items():
             chosen = [at for at, one in enumerate(its) if grant.changed[rank][one.piece] > since]
             if chosen:
-                self._group.send_object(["send", grant.version, chosen], rank, ASK)
+                self._group.send_object(["send", grant.version, chosen], rank, meeting.ASK)
                 receives.append(_Receives(self, rank, [its[at] for at in chosen], buffers.pieces))
         for one in self._copies:
             if grant.changed[one.rank][one.piece] > since:
@@ -285,19 +271,21 @@ class _Receives:
         self, of: Subscription, rank: int, its: list[Transfer], pieces: list[np.ndarray[Any, Any]]
     ) -> None:
         self._of, self._rank, self._pieces = of, rank, pieces
-        self._rest = deque((one, box) for one in its for box in chunks(one.box, pieces[one.wanted].itemsize))
+        self._rest = deque(
+            (one, box) for one in its for box in meeting.chunks(one.box, pieces[one.wanted].itemsize)
+        )
         self._works: deque[tuple[Any, Callable[[], None]]] = deque()
         self._post()
 
     def _post(self) -> None:
-        while self._rest and len(self._works) < AHEAD:
+        while self._rest and len(self._works) < meeting.AHEAD:
             one, box = self._rest.popleft()
             wanted = self._of._wanted[one.wanted]
             into = self._pieces[one.wanted][box.within(wanted.box)]
-            codec = codec_of(self._of._codec, wanted.dtype)
+            codec = meeting.codec_of(self._of._codec, wanted.dtype)
             whole = into if into.flags.c_contiguous else np.empty(into.shape, into.dtype)
-            room = raw(whole) if codec is None else np.empty(codec.nbytes(whole.size), np.uint8)
-            work = self._of._group.irecv(room, self._rank, DATA, timeout=math.inf)
+            room = meeting.raw(whole) if codec is None else np.empty(codec.nbytes(whole.size), np.uint8)
+            work = self._of._group.irecv(room, self._rank, meeting.DATA, timeout=math.inf)
 
             def finish(into: Any = into, whole: Any = whole, room: Any = room, codec: Any = codec) -> None:
                 if codec is not None:
