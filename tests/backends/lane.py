@@ -39,6 +39,8 @@ def main() -> int:
         began = time.monotonic()
         told = run(name, args.ranks, args.part, args.only)
         wrong = [] if told is None else [*told["failed"], *differences(name), *example(name)]
+        if name in MPIS and not args.only:
+            wrong += [*trains(name), *suite(name)]
         failed |= told is None or bool(wrong)
         print(f"{name:9} {counts(told)}, {time.monotonic() - began:.0f} s", flush=True)
         for what in ("refused", "left out"):
@@ -120,6 +122,34 @@ def example(name: str) -> list[str]:
     return (
         [] if ended.returncode == 0 else [f"the page's program: {ended.stdout[-500:]}{ended.stderr[-1500:]}"]
     )
+
+
+def trains(name: str) -> list[str]:
+    """Where torch.distributed over a library of MPI has other losses than over Gloo."""
+    losses = {}
+    for way, backend in ((name, "unisono-mpi"), ("gloo", "gloo")):
+        command, environ = launcher(way, 4)
+        ended = subprocess.run(
+            [*command, str(HERE / "trains_over_mpi.py"), backend],
+            env=environ, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        _, found, told = ended.stdout.partition("LOSSES ")
+        if not found:
+            return [f"trains_over_mpi.py {backend}: {ended.stderr[-1500:]}"]
+        losses[backend] = json.loads(told.partition("\n")[0])
+    return [
+        f"torch.distributed, {way}: losses {mine}, over Gloo {losses['gloo'][way]}"
+        for way, mine in losses["unisono-mpi"].items()
+        if any(abs(a - b) > 2e-6 for a, b in zip(mine, losses["gloo"][way], strict=True))
+    ]
+
+
+def suite(name: str) -> list[str]:
+    """Which tests of PyTorch's own suite fail over a library of MPI; prints the counts."""
+    command = [sys.executable, str(HERE / "suite_over_mpi.py"), name]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    print(f"          PyTorch's suite over {ended.stdout.partition(chr(10))[0]}")
+    return [] if ended.returncode == 0 else [ended.stdout + ended.stderr[-500:]]
 
 
 def table() -> dict[str, dict[str, str]]:

@@ -77,6 +77,8 @@ class ProcessGroupUnisono(  # type: ignore[misc]
 ):
     """`torch.distributed` over one `unisono.Group`."""
 
+    own_name = "unisono"
+
     def __init__(
         self,
         store: c10d.Store,
@@ -149,8 +151,8 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         self._futures = WorkFutures(f"unisono futures {self._group_name}")
         # Also at exit: no thread may remain that completes a future.
         self._finalizer = weakref.finalize(self, _end, group, self._futures, os.getpid())
-        group.timeout_s = self._timeout.total_seconds()
         self._set_group(group)
+        self._limit(self._timeout)
         self._cuda = CudaGroup(keys, rank, size, self._timeout)
         self._monitored = MonitoredBarrier(keys, rank, size, group.last_seen)
 
@@ -172,8 +174,8 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     getRank, getSize = rank, size  # noqa: N815  # for C++: they change when the group is reconfigured
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return "unisono". For C++: it would cast a group named "gloo" to a C++ ProcessGroupGloo."""
-        return "unisono"
+        """Return `own_name`, or "mpi". For C++: it would cast a "gloo" to a C++ ProcessGroupGloo."""
+        return "mpi" if self._backend == "mpi" else self.own_name
 
     def name(self) -> str:
         """Return "unisono", or "gloo" where the group replaces Gloo."""
@@ -214,8 +216,8 @@ class ProcessGroupUnisono(  # type: ignore[misc]
 
     def __repr__(self) -> str:
         place = f"rank={self._rank}, size={self._size}"
-        instead = "" if self._backend == "unisono" else f", in place of {self._backend}"
-        return f"ProcessGroupUnisono({self._group_name!r}, {place}{instead})"
+        instead = "" if self._backend == self.own_name else f", in place of {self._backend}"
+        return f"{type(self).__name__}({self._group_name!r}, {place}{instead})"
 
     # ---- as its own backend ----
 
@@ -262,8 +264,16 @@ class ProcessGroupUnisono(  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of calls without a timeout of their own."""
         self._timeout = timeout
-        self._group.timeout_s = timeout.total_seconds()
+        self._limit(timeout)
         self._cuda.set_timeout(timeout)
+
+    def _limit(self, timeout: timedelta) -> None:
+        """Set the group's timeout."""
+        self._group.timeout_s = timeout.total_seconds()
+
+    def _faulted(self) -> bool:
+        """Whether the group has failed: every further call of it raises."""
+        return self._group._planner.engine.faulted
 
     _set_default_timeout = set_timeout
     setTimeout = set_timeout  # noqa: N815
@@ -290,7 +300,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         kinds: Any = c10d.ErrorType
         if self._revoked or isinstance(self._group, Unconnected):
             return kinds.SUCCESS
-        failed = self._group.closed or self._group._planner.engine.faulted
+        failed = self._group.closed or self._faulted()
         return kinds.COMM_ERROR if failed else kinds.SUCCESS
 
     def _has_hooks(self) -> bool:
@@ -386,7 +396,7 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         if isinstance(self._group, Unconnected):
             return
         self._leave_survivors()
-        healthy = not self._group.closed and not self._group._planner.engine.faulted
+        healthy = not self._group.closed and not self._faulted()
         try:
             self._finalizer()
         finally:

@@ -1,4 +1,4 @@
-"""Registers the backend "unisono" and, if UNISONO_REPLACE is set, replaces "gloo".
+"""Registers the backends "unisono" and "unisono-mpi"; if UNISONO_REPLACE says so, replaces "gloo" or "mpi".
 
 This runs at every `import torch`, so it does not import the engine: the first group does.
 docs/adr/0005-replacing-gloo.md explains how and why "gloo" is replaced.
@@ -14,6 +14,7 @@ from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import hooks, shrinking
 from unisono.torch_internals.c10d import forget_failed_coalescing
+from unisono.torch_internals.env_rendezvous import meet_by_launcher
 from unisono.torch_internals.process_group_requests import current_request
 
 from .nccl_substitute import current
@@ -36,12 +37,17 @@ def register() -> None:
         ValueError: UNISONO_REPLACE is malformed.
     """
     c10d.Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
+    c10d.Backend.register_backend("unisono-mpi", _create_mpi, extended_api=True, devices=["cpu"])
+    meet_by_launcher(_launched_store)
     hooks.before_attaching(_pass_dispatcher)
     forget_failed_coalescing(_drop_batch)
-    hooks.records_itself("unisono")
+    for name in ("unisono", "unisono-mpi", "mpi"):
+        hooks.records_itself(name)
     shrinking.shrinks_itself(_is_ours)
     if env.replaced_backend() == "gloo":
         replace_gloo()
+    if env.replaced_backend() == "mpi":
+        replace_mpi()
 
 
 def replace_gloo() -> None:
@@ -51,6 +57,35 @@ def replace_gloo() -> None:
     if type(original) not in (GlooReplacement, type(None)):
         module.Backend.register_backend(ORIGINAL, original, devices=["cpu"])
         module.ProcessGroupGloo = GlooReplacement("ProcessGroupGloo", (), {"original": original})
+
+
+def replace_mpi() -> None:
+    """Make "mpi" a backend of Unisono in every build of PyTorch. May be called again."""
+    module: Any = c10d
+    module.ProcessGroupMPI, module._MPI_AVAILABLE = MpiReplacement, True
+
+
+class MpiReplacement:
+    """Stands for ProcessGroupMPI in distributed_c10d."""
+
+    @staticmethod
+    def create(ranks: list[int]) -> ProcessGroup | None:
+        """Make the world, or the group of some of its ranks; see `mpi_group.create_for_mpi`."""
+        from .mpi_group import create_for_mpi
+
+        return create_for_mpi(ranks)
+
+
+def _create_mpi(given: Any, backend_options: Any) -> ProcessGroup:
+    from .mpi_group import create
+
+    return create(given, backend_options)
+
+
+def _launched_store(timeout_s: float) -> Any:
+    from .mpi_group import launched_store
+
+    return launched_store(timeout_s)
 
 
 def _create(given: Any, backend_options: Any) -> ProcessGroup:

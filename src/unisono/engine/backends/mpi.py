@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from itertools import accumulate
@@ -199,6 +199,16 @@ class MpiDriver(LibraryDriver):
         color = 0 if inside else self._mpi.UNDEFINED
         comm = self._comm.Split(color, ranks.index(self.rank) if inside else 0)
         return MpiDriver(comm) if inside else None
+
+    def members(self, ranks: Sequence[int], tag: int) -> MpiDriver:
+        """The driver of a group of these ranks, who alone call it. tag: the same on all of them."""
+        mine = self._comm.Get_group()
+        chosen = mine.Incl(list(ranks))
+        try:
+            return MpiDriver(self._comm.Create_group(chosen, tag % (self.most_tag + 1)))
+        finally:
+            chosen.Free()
+            mine.Free()
 
     def leave(self) -> None:
         """Free the communicators, without waiting for other ranks."""

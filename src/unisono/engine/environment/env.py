@@ -53,7 +53,7 @@ LOG_LEVELS = ("off", "info", "debug")
 OTHER_LEVELS = {"trace": "debug", "detail": "debug", "version": "off", "warn": "off", "abort": "off"}
 """Words of NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG, and what they mean here."""
 LOG_SIGNALS = ("HUP", "USR1", "USR2", "WINCH")
-REPLACEABLE = ("gloo", "mpi4py")
+REPLACEABLE = ("gloo", "mpi", "mpi4py")
 """What Unisono can replace: a backend of PyTorch, and a package."""
 
 
@@ -296,7 +296,7 @@ VARIABLES = _table(
     ),
     EnvironmentVariable("XDG_CACHE_HOME", "cache_home", _text, "folder of caches; ~/.cache if it is not set"),
     EnvironmentVariable(
-        "UNISONO_REPLACE", "replace", _backend, "what Unisono replaces: gloo (of PyTorch) or mpi4py"
+        "UNISONO_REPLACE", "replace", _backend, "what Unisono replaces: gloo or mpi (of PyTorch), or mpi4py"
     ),
     EnvironmentVariable(
         "UNISONO_VIRTUAL_GPUS", "virtual_gpus", _whole_number(0, 64), "number of virtual GPUs"

@@ -48,7 +48,7 @@ def external_group(
             if value is not None:
                 why = "MPI has no deadlines" if what == "timeout=" else "MPI's ranks have met in mpiexec"
                 raise _unsupported(backend, what, why)
-        driver = _mpi(world_size, rank, settings)
+        driver = mpi_driver(world_size, rank, settings)
         return ExternalGroup(driver, group_name, float("inf"))
     timeout_s = seconds(timeout, settings.timeout_s)
     make = _torch(backend)
@@ -70,7 +70,13 @@ def external_group(
         raise
 
 
-def _mpi(world_size: int, rank: int, settings: env.Settings) -> LibraryDriver:
+def mpi_driver(world_size: int, rank: int, settings: env.Settings) -> LibraryDriver:
+    """The driver of all of MPI's ranks; -1: as MPI says.
+
+    Raises:
+        NotSupported: there is no mpi4py, or no library of MPI.
+        RendezvousError, ValueError: MPI knows other ranks.
+    """
     from unisono.engine.backends.mpi import MpiDriver  # NumPy, and mpi4py when a driver is made
 
     try:

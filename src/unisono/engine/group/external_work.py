@@ -202,6 +202,11 @@ class ExternalMessageWork(ExternalWork, MessageWork):
         if self._transfer.receiving and not self._cancelled and nbytes % ITEMSIZES[dtype]:
             what = f"a message of {nbytes} bytes came, expected whole {DTYPES[dtype]} elements"
             raise Mismatch(f"{self._what()}: {what}")
+        if self._transfer.exact and not self._cancelled and nbytes != ITEMSIZES[dtype] * self._transfer.numel:
+            raise Mismatch(
+                f"{self._what()}: a message of {nbytes // ITEMSIZES[dtype]} elements came, expected "
+                f"{self._transfer.numel}"
+            )
 
     def _first_failed(self, error: GroupError) -> None:
         if isinstance(error, Timeout):

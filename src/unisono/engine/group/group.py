@@ -679,6 +679,11 @@ class Group(_native.GroupBase):
         run(self._planner, timeout, incoming, outgoing)
         return incoming.receive_status()
 
+    def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
+        """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
+        work: MessageWork | None = self._irecv_all(x, src, tag, None)
+        return work or begin(checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True))
+
     def probe(self, src: SupportsIndex | None = None, tag: int = 0, *, timeout: Seconds = None) -> Status:
         """Wait for a message from rank `src` (None: any rank), do not receive it, and return its `Status`.
 

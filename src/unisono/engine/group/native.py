@@ -30,13 +30,13 @@ from unisono.engine.group.departure import Departure
 from unisono.engine.group.group import Group, Seconds
 from unisono.engine.group.group_log import log_group
 from unisono.engine.group.membership import Former, Loop, MembershipGroup
-from unisono.engine.group.messages import ANY_RANK, addressed, begin, checked, run
+from unisono.engine.group.messages import ANY_RANK, addressed, checked, run
 from unisono.engine.group.native_planning import NativePlanner
 from unisono.engine.group.notices import announce
 from unisono.engine.group.parent_group import ParentGroup, making, watching
 from unisono.engine.group.shrink import excluded_ranks
 from unisono.engine.group.succession import shrink_group
-from unisono.engine.group.work import MessageWork, seconds
+from unisono.engine.group.work import seconds
 from unisono.engine.memory.buffers import ITEMSIZES, pinned, view
 from unisono.engine.store import PrefixStore, Store
 from unisono.engine.store.base import close_in_children
@@ -283,11 +283,6 @@ class NativeGroup(MembershipGroup):
         if received is None:  # another thread closes the group
             raise GroupClosed(f"{name} failed: group {self.name!r} was closed by another thread")
         return received
-
-    def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
-        """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
-        work: MessageWork | None = self._irecv_all(x, src, tag, None)
-        return work or begin(checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True))
 
     @property
     def _engine_settings(self) -> EngineSettings | None:
