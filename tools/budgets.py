@@ -70,8 +70,8 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_060,
     ("src/unisono/planner",): 5_675,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
-    ("src", "csrc"): 131_279,
-    ("tests",): 81_454,
+    ("src", "csrc"): 132_590,
+    ("tests",): 82_000,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -153,9 +153,11 @@ def test_a_subscriber_may_come_first() -> None:
 
 def test_the_end_of_a_publication_ends_who_waits(publication: un.Publication) -> None:
     subscription = un.subscribe(publication.address, "policy")
-    threading.Timer(0.1, publication.close).start()
+    closing = threading.Timer(0.1, publication.close)
+    closing.start()
     with pytest.raises(un.PeerLost, match="has closed the group"):
         subscription.get(99, timeout=60)
+    closing.join()
     with pytest.raises(un.GroupClosed, match="is closed"):
         subscription.get()
     with pytest.raises(un.GroupClosed, match="is closed"):

@@ -87,7 +87,7 @@ def chunks(box: Box, itemsize: int) -> list[Box]:
     return split(box, math.ceil(box.numel * itemsize / CHUNK_BYTES))
 
 
-def codec_of(name: Codec | str | None, dtype: str) -> Codec | None:
+def codec_of(name: str | None, dtype: str) -> Codec | None:
     """The codec of an array: float32 values are encoded, others sent as they are."""
     return None if name is None or dtype != np.dtype(np.float32).str else named(name)
 

@@ -232,12 +232,10 @@ class Publication:
             self._begin(self._form, number, size)
 
     def _form(self, number: int, size: int) -> None:
-        ranks = self._group.size
+        ranks, host = self._group.size, self._place[0]
         timeout_s = env.read(strict=False).timeout_s
         try:
-            group = meeting.meet(
-                self._store, self.name, number, self.rank, ranks + size, self._place[0], timeout_s
-            )
+            group = meeting.meet(self._store, self.name, number, self.rank, ranks + size, host, timeout_s)
         except Exception:  # noqa: BLE001  (the subscriber gets it: each rank reports its failure in the store)
             return
         with self._turn:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from unisono.codecs.codec import Codec
 from unisono.engine.base.validation import text, whole
 from unisono.engine.environment import env
 from unisono.engine.group.group import Group
@@ -32,7 +31,7 @@ def subscribe(
     cut: Cut | None = None,
     into: Any = None,
     group: Group | None = None,
-    codec: Codec | str | None = None,
+    codec: str | None = None,
     timeout: float | timedelta | None = None,
 ) -> Subscription:
     """Take arrays that another job publishes, in a cut of one's own. All ranks of the group call it.
@@ -79,7 +78,7 @@ class Subscription:
         cut: Cut | None,
         into: Any,
         group: Group | None,
-        codec: Codec | str | None,
+        codec: str | None,
         timeout: float | timedelta | None,
     ) -> None:
         ranks = source_of(into)[1] if into is not None else None
@@ -90,7 +89,7 @@ class Subscription:
         self._codec, self._into = codec, into
 
         def prepare() -> Any:
-            meeting.codec_of(codec, "<f4")
+            meeting.codec_of(None if codec is None else text(codec, "codec"), "<f4")
             host, number = _address(address)
             with meeting.store_at((host, number), self._timeout_s, retry=True) as store:
                 left_s = max(0.1, deadline - time.monotonic())
@@ -137,11 +136,9 @@ class Subscription:
         for each in found:
             if each.rank not in near:
                 self._messages.setdefault(each.rank, []).append(each)
-        codec = None if self._codec is None else getattr(self._codec, "name", self._codec)
         for rank, its in self._messages.items():
-            self._group.send_object(
-                ["wants", [[one.piece, *one.box] for one in its], codec], rank, meeting.ASK
-            )
+            asked = [[one.piece, *one.box] for one in its]
+            self._group.send_object(["wants", asked, self._codec], rank, meeting.ASK)
 
     def get(
         self, newer_than: int = 0, *, timeout: float | timedelta | None = None
@@ -271,9 +268,9 @@ class _Receives:
         self, of: Subscription, rank: int, its: list[Transfer], pieces: list[np.ndarray[Any, Any]]
     ) -> None:
         self._of, self._rank, self._pieces = of, rank, pieces
-        self._rest = deque(
-            (one, box) for one in its for box in meeting.chunks(one.box, pieces[one.wanted].itemsize)
-        )
+        self._rest: deque[tuple[Transfer, Box]] = deque()
+        for one in its:
+            self._rest += [(one, box) for box in meeting.chunks(one.box, pieces[one.wanted].itemsize)]
         self._works: deque[tuple[Any, Callable[[], None]]] = deque()
         self._post()
 
