@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_675,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_476,
     ("src", "csrc"): 132_590,
-    ("tests",): 82_000,
+    ("tests",): 82_110,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
