@@ -14,7 +14,7 @@ from unisono.engine.encoding import dtypes
 from unisono.engine.memory.arrays import empty
 from unisono.engine.publishing.boxes import Box, Shape, part
 from unisono.engine.publishing.meeting import Description
-from unisono.engine.publishing.pieces import Held, entries, placed, source_of, written
+from unisono.engine.publishing.pieces import HeldPiece, entries, placed, source_of, written
 
 Cut = Mapping[str, int] | Callable[[str, Shape], "tuple[slice, ...] | None"]
 
@@ -28,7 +28,7 @@ class Buffers(NamedTuple):
 
 def prepared(
     about: Description, cut: Cut | None, into: Any, rank: int, size: int
-) -> tuple[list[Held], list[Buffers]]:
+) -> tuple[list[HeldPiece], list[Buffers]]:
     """The pieces that a rank wants, and the sets of arrays for them.
 
     Raises:
@@ -66,7 +66,7 @@ def prepared(
     return wanted, sets
 
 
-def _shown(one: Held) -> np.dtype[Any]:
+def _shown(one: HeldPiece) -> np.dtype[Any]:
     try:
         return dtypes.restore(one.dtype)
     except ValueError as error:
@@ -81,7 +81,7 @@ def _some(names: Mapping[str, Any]) -> str:
 
 
 def _rule(
-    cut: Cut | None, there: Mapping[str, Held], rank: int, size: int
+    cut: Cut | None, there: Mapping[str, HeldPiece], rank: int, size: int
 ) -> Callable[[str, Shape], Box | None]:
     """What a cut gives this rank of each array."""
     if cut is None:

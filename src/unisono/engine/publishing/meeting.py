@@ -20,7 +20,7 @@ from unisono.engine.bootstrap.engine import EngineSettings
 from unisono.engine.environment import env
 from unisono.engine.group.native import NativeGroup, connect
 from unisono.engine.publishing.boxes import Box, split
-from unisono.engine.publishing.pieces import Held
+from unisono.engine.publishing.pieces import HeldPiece
 from unisono.engine.store import PrefixStore, Store, StoreServer, TCPStore
 
 ASK, ANSWER, DATA, OWN = range(4)
@@ -37,7 +37,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     """What a subscriber has to know. held: by rank of the publisher. nbytes: of a slot, by rank."""
 
     name: str
-    held: list[list[Held]]
+    held: list[list[HeldPiece]]
     nbytes: list[int]
 
 

@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True):
+class HeldPiece(msgspec.Struct, frozen=True, array_like=True):
     """The description of a piece. dtype: as text, see `encoding.dtypes`. start: its byte in the memory."""
 
     name: str
@@ -77,7 +77,7 @@ def is_tensor(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def described(name: str, array: Any) -> tuple[Held, Any]:
+def described(name: str, array: Any) -> tuple[HeldPiece, Any]:
     """A piece's description, and its array as `read` and `written` take it.
 
     Raises:
@@ -100,7 +100,7 @@ def described(name: str, array: Any) -> tuple[Held, Any]:
     if given is not None:
         offset = tuple(whole(each, f"{name!r}: offset", 0) for each in listed(given.offset, "offset"))
         total = tuple(whole(each, f"{name!r}: shape", 0) for each in listed(given.shape, "shape"))
-    held = Held(name, dtype, total, offset, shape)
+    held = HeldPiece(name, dtype, total, offset, shape)
     if not len(offset) == len(total) == len(shape) or any(
         start + length > most for start, length, most in zip(offset, shape, total, strict=True)
     ):
@@ -108,7 +108,7 @@ def described(name: str, array: Any) -> tuple[Held, Any]:
     return held, value
 
 
-def entries(arrays: Any) -> list[tuple[Held, Any]]:
+def entries(arrays: Any) -> list[tuple[HeldPiece, Any]]:
     """What a rank gives: a dict of name -> array, tensor, `Piece` or a list of pieces."""
     return [
         described(text(name, "a name"), one)
@@ -117,7 +117,7 @@ def entries(arrays: Any) -> list[tuple[Held, Any]]:
     ]
 
 
-def placed(held: list[Held]) -> tuple[list[Held], int]:
+def placed(held: list[HeldPiece]) -> tuple[list[HeldPiece], int]:
     """The same with their starts in the rank's memory, and how many bytes that has."""
     found, at = [], 0
     for one in held:
@@ -135,7 +135,7 @@ def read(value: Any, into: np.ndarray[Any, Any]) -> None:
         np.copyto(into, value.view(into.dtype))
 
 
-def written(held: Held, value: Any) -> np.ndarray[Any, Any]:
+def written(held: HeldPiece, value: Any) -> np.ndarray[Any, Any]:
     """The memory of an array or a tensor that is filled.
 
     Raises:

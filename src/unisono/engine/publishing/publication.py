@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,7 +24,7 @@ from unisono.engine.group.work import seconds
 from unisono.engine.memory.arrays import empty
 from unisono.engine.publishing import meeting
 from unisono.engine.publishing.boxes import Box, gap
-from unisono.engine.publishing.pieces import Held, entries, placed, read, source_of
+from unisono.engine.publishing.pieces import HeldPiece, entries, placed, read, source_of
 from unisono.engine.store import StoreServer, TCPStore
 from unisono.engine.store.address import address_text
 from unisono.errors import GroupClosed, GroupError, StoreError, StoreTimeout, UnisonoError
@@ -88,7 +89,7 @@ class Publication:
         self._asking: dict[int, tuple[NativeGroup, int, int, int]] = {}  # -> its rank, newer than what, which
         self._meetings: dict[int, NativeGroup] = {}
         self._threads: list[threading.Thread] = []
-        given: list[tuple[Held, Any]] = []
+        given: list[tuple[HeldPiece, Any]] = []
 
         def prepare() -> Any:
             nonlocal given
@@ -123,10 +124,10 @@ class Publication:
         return settings.master_addr or (settings.store_address[0] if settings.store_address else "127.0.0.1")
 
     def _described(self, told: list[Any]) -> meeting.Description:
-        held = msgspec.convert([one[1] for one in told], list[list[Held]])
+        held = msgspec.convert([one[1] for one in told], list[list[HeldPiece]])
         if any(one[0] != self.name for one in told):
             raise ValueError(f"publish: ranks give different names: {sorted({one[0] for one in told})}")
-        kinds: dict[str, tuple[int, Held]] = {}
+        kinds: dict[str, tuple[int, HeldPiece]] = {}
         boxes: dict[str, list[Box]] = {}
         for rank, pieces in enumerate(held):
             for one in pieces:
@@ -325,9 +326,10 @@ class Publication:
             self._store.close()
         if self._server is not None:
             self._server.close()
+        until = time.monotonic() + THREADS_S
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(THREADS_S)
+                thread.join(max(0.0, until - time.monotonic()))
 
     def __enter__(self) -> Publication:
         return self

@@ -186,7 +186,7 @@ class Subscription:
         """A version that the publisher keeps until it is given back. Rank 0 of this side asks for all."""
         group, senders = self._group, len(self._about.held)
         if self._own.rank:
-            told = group.recv_object(senders, meeting.OWN, timeout=math.inf)
+            told = group.recv_object(senders, meeting.OWN, timeout=limit_s + self._timeout_s)
         else:
             self._asks += 1
             group.send_object(["newer", newer_than, self._asks], 0, meeting.ASK)
@@ -215,11 +215,11 @@ class Subscription:
         group, senders, size = self._group, len(self._about.held), self._own.size
         if self._own.rank:
             group.send_object(None, senders, meeting.OWN)
-            return bool(group.recv_object(senders, meeting.OWN, timeout=math.inf))
+            return bool(group.recv_object(senders, meeting.OWN))
         for rank in range(1, size):
-            group.recv_object(senders + rank, meeting.OWN, timeout=math.inf)
+            group.recv_object(senders + rank, meeting.OWN)
         group.send_object(["done", version], 0, meeting.ASK)
-        kept = bool(group.recv_object(0, meeting.ANSWER, timeout=math.inf))
+        kept = bool(group.recv_object(0, meeting.ANSWER))
         for rank in range(1, size):
             group.send_object(kept, senders + rank, meeting.OWN)
         return kept
