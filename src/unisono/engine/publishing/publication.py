@@ -113,15 +113,23 @@ class Publication:
         self._changed = [[0] * len(held) for held in self._about.held]
         self._place: tuple[str, int] = tuple(told[0][3])
         self.address = address_text(*self._place)
-        self._store: TCPStore = meeting.store_at(self._place, env.read(strict=False).timeout_s)
-        self._write([value for _, value in given])
+        try:
+            meeting.on_all(self._group, "publish", self._connect)
+            self._write([value for _, value in given])
+        except BaseException:
+            self.close()
+            raise
         if self.rank == 0:
             self._store.set("about", msgspec.msgpack.encode(self._about))
         self._begin(self._accept)
 
-    def _master(self) -> str | None:
-        settings = env.read(strict=False)
-        return settings.master_addr or (settings.store_address[0] if settings.store_address else "127.0.0.1")
+    def _connect(self) -> None:
+        self._store: TCPStore = meeting.store_at(self._place, env.read(strict=False).timeout_s)
+
+    def _master(self) -> str:
+        identity = getattr(self._group, "_identity", None)
+        known = None if identity is None else identity.settings.master
+        return known or env.read(strict=False).master_addr or "127.0.0.1"
 
     def _described(self, told: list[Any]) -> meeting.Description:
         held = msgspec.convert([one[1] for one in told], list[list[HeldPiece]])
@@ -195,16 +203,20 @@ class Publication:
     def _write(self, values: list[Any]) -> None:
         """The values as the next version; afterwards all ranks have it."""
         version = self.version + 1
-        changed = self._changed[self.rank][:]
-        for number, (one, value) in enumerate(zip(self._held, values, strict=True)):
-            if not one.nbytes:
-                continue
-            into = one.view(self._slots[version % 2])
-            read(value, into)
-            before = one.view(self._slots[1 - version % 2])
-            if version == 1 or not self._delta or not np.array_equal(_words(into), _words(before)):
-                changed[number] = version
-        told = self._group.all_gather_object(changed)
+
+        def fill() -> list[int]:
+            changed = self._changed[self.rank][:]
+            for number, (one, value) in enumerate(zip(self._held, values, strict=True)):
+                if not one.nbytes:
+                    continue
+                into = one.view(self._slots[version % 2])
+                read(value, into)
+                before = one.view(self._slots[1 - version % 2])
+                if version == 1 or not self._delta or not np.array_equal(_words(into), _words(before)):
+                    changed[number] = version
+            return changed
+
+        told = meeting.on_all(self._group, "update", fill)
         with self._turn:
             self.version, self._changed = version, told
             waiting = list(self._asking)
@@ -217,8 +229,9 @@ class Publication:
         thread = threading.Thread(
             target=act, args=arguments, name=f"unisono-publish-{self.name}", daemon=True
         )
-        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
-        thread.start()
+        with self._turn:
+            self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+            thread.start()
 
     def _accept(self) -> None:
         number = 0
