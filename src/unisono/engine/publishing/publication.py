@@ -343,6 +343,7 @@ class Publication:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
+        self._slots = np.empty((2, 0), np.uint8)  # the memory is free when nobody maps it
 
     def __enter__(self) -> Publication:
         return self

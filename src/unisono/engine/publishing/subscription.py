@@ -248,6 +248,7 @@ class Subscription:
         """End it here. The arrays stay. A second call does nothing."""
         self.closed = True
         self._group.close()
+        self._mapped = []
 
     def __enter__(self) -> Subscription:
         return self
