@@ -34,7 +34,7 @@ class Box(NamedTuple):
         return (*(slice(a, a + length) for a, length in zip(starts, self.shape, strict=True)), ...)
 
 
-class Transfer(NamedTuple):
+class PieceTransfer(NamedTuple):
     """A part of piece number `piece` of `rank` that goes to wanted piece number `wanted`."""
 
     rank: int
@@ -92,12 +92,12 @@ def gap(shape: Shape, boxes: Sequence[Box]) -> str:
 
 def transfers(
     held: Mapping[Box, Sequence[tuple[int, int]]], wanted: Box, number: int, near: frozenset[int]
-) -> Iterator[Transfer]:
+) -> Iterator[PieceTransfer]:
     """What fills `wanted`: from which piece of which rank. Ranks that hold copies give a share each.
 
     Args:
         held: a cut of the array -> who has each box, as (rank, number of the piece there).
-        number: of `wanted`, for the `Transfer`.
+        number: of `wanted`, for the `PieceTransfer`.
         near: ranks that give all, where they can.
     """
     for box, holders in held.items():
@@ -106,4 +106,4 @@ def transfers(
             continue
         chosen = [one for one in holders if one[0] in near] or list(holders)
         for share, (rank, piece) in zip(split(common, len(chosen)), chosen, strict=False):
-            yield Transfer(rank, piece, number, share)
+            yield PieceTransfer(rank, piece, number, share)

@@ -18,7 +18,7 @@ from unisono.engine.group.group import Group
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.group.work import seconds
 from unisono.engine.publishing import meeting
-from unisono.engine.publishing.boxes import Box, Transfer, transfers
+from unisono.engine.publishing.boxes import Box, PieceTransfer, transfers
 from unisono.engine.publishing.cuts import Buffers, Cut, prepared
 from unisono.engine.publishing.pieces import source_of
 from unisono.errors import GroupClosed, Timeout
@@ -128,11 +128,11 @@ class Subscription:
             for rank, memory in enumerate(self._mapped)
             if memory is not None or not self._about.nbytes[rank]
         )
-        found: list[Transfer] = []
+        found: list[PieceTransfer] = []
         for number, wanted in enumerate(self._wanted):
             found += transfers(holders[wanted.name], wanted.box, number, near)
         self._copies = [each for each in found if each.rank in near]
-        self._messages: dict[int, list[Transfer]] = {}
+        self._messages: dict[int, list[PieceTransfer]] = {}
         for each in found:
             if each.rank not in near:
                 self._messages.setdefault(each.rank, []).append(each)
@@ -266,10 +266,10 @@ class _Receives:
     """What one rank sends: `AHEAD` parts are under way, each goes to its place when it has come."""
 
     def __init__(
-        self, of: Subscription, rank: int, its: list[Transfer], pieces: list[np.ndarray[Any, Any]]
+        self, of: Subscription, rank: int, its: list[PieceTransfer], pieces: list[np.ndarray[Any, Any]]
     ) -> None:
         self._of, self._rank, self._pieces = of, rank, pieces
-        self._rest: deque[tuple[Transfer, Box]] = deque()
+        self._rest: deque[tuple[PieceTransfer, Box]] = deque()
         for one in its:
             self._rest += [(one, box) for box in meeting.chunks(one.box, pieces[one.wanted].itemsize)]
         self._works: deque[tuple[Any, Callable[[], None]]] = deque()
