@@ -65,11 +65,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 33_553,
+    ("src/unisono/parallel",): 33_640,
     ("src/unisono/planner",): 5_251,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_101,
-    ("src", "csrc"): 128_857,
-    ("tests",): 81_806,
+    ("src", "csrc"): 130_152,
+    ("tests",): 82_442,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

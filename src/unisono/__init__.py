@@ -35,6 +35,9 @@ _HOMES = {
     "unisono.engine.environment.event_log": ("log",),
     "unisono.engine.operations.functions": ("MAXLOC", "MINLOC", "op"),
     "unisono.engine.operations.reduction": ("ReduceOp", "premul_sum"),
+    "unisono.engine.publishing.pieces": ("Piece",),
+    "unisono.engine.publishing.publication": ("Publication", "publish"),
+    "unisono.engine.publishing.subscription": ("Subscription", "subscribe"),
     "unisono.engine.store": ("FileStore", "HashStore", "PrefixStore", "Store", "StoreServer", "TCPStore"),
     "unisono.engine.windows.queue": ("Queue",),
     "unisono.engine.windows.window": ("Window",),
@@ -89,6 +92,9 @@ if TYPE_CHECKING:
     from unisono.engine.memory.arrays import empty
     from unisono.engine.operations.functions import MAXLOC, MINLOC, op
     from unisono.engine.operations.reduction import ReduceOp, premul_sum
+    from unisono.engine.publishing.pieces import Piece
+    from unisono.engine.publishing.publication import Publication, publish
+    from unisono.engine.publishing.subscription import Subscription, subscribe
     from unisono.engine.store import FileStore, HashStore, PrefixStore, Store, StoreServer, TCPStore
     from unisono.engine.windows.queue import Queue
     from unisono.engine.windows.window import Window
@@ -142,8 +148,10 @@ __all__ = [
     "Mismatch",
     "NotSupported",
     "PeerLost",
+    "Piece",
     "PlanError",
     "PrefixStore",
+    "Publication",
     "Queue",
     "RecvFrom",
     "ReduceOp",
@@ -155,6 +163,7 @@ __all__ = [
     "StoreError",
     "StoreServer",
     "StoreTimeout",
+    "Subscription",
     "TCPStore",
     "Timeout",
     "UnisonoError",
@@ -173,7 +182,9 @@ __all__ = [
     "op",
     "plan",
     "premul_sum",
+    "publish",
     "simulate",
+    "subscribe",
     "wait_all",
     "wait_any",
 ]

@@ -15,6 +15,7 @@ ELSEWHERE = {  # they need the launcher, or pytest
     "elastic_training.py": "test_parallel_elastic.py",
     "ddp_survives.py": "test_replicas_survive.py",
     "fsdp2_survives.py": "test_replicas_survive.py",
+    "publish.py": "test_published_arrays.py",
     "test_on_ranks.py": "test_pytest_ranks.py",
 }
 # program, ranks, arguments; and a text that rank 0 or the last rank prints

@@ -133,25 +133,25 @@ def by_root(state: CommState, root: int, act: Callable[[], Any], code: int) -> A
 
 def serve(world: World) -> StoreServer:
     """A store of this process, which all ranks of the job reach."""
-    from unisono.engine.store import StoreServer  # few programs serve
-
-    settings, group = env.read(strict=False), world.group
+    group = world.group
     host = "127.0.0.1"
     if len({group.host_of(rank) for rank in range(group.size)}) > 1:
         from unisono.engine.bootstrap.interfaces import local_addresses
 
+        settings = env.read(strict=False)
         host = local_addresses(settings.master_addr, settings)[0]
-    server = StoreServer(host, token=settings.token, tls=settings.tls)
+    from unisono.engine.publishing import meeting  # few programs serve
+
+    server = meeting.serve(host)
     served[server] = []  # subgroups of both sides meet in it
     return server
 
 
 def store_at(address: tuple[str, int]) -> TCPStore:
     """A client of such a store."""
-    settings = env.read(strict=False)
-    return TCPStore(
-        *address, timeout_s=settings.timeout_s, token=settings.token, tls=settings.tls, retry=False
-    )
+    from unisono.engine.publishing import meeting
+
+    return meeting.store_at(address)
 
 
 def meet(state: CommState, store: Store, first: bool, others: int) -> Any:

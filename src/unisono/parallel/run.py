@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import record_function
 
+from unisono.engine.publishing.pieces import Piece
 from unisono.torch.control_data import on_every_rank, on_rank_0
 from unisono.torch_internals.assignments import version_of
 from unisono.torch_internals.dtensor import handle_parts
@@ -63,6 +64,7 @@ from .pipeline.schedule import Schedule, Span, Timeline
 from .plan import Plan
 from .precision import LossScaler
 from .prediction import evaluating, joined, prediction, proved_schedule
+from .published import RunRanks, pieces_of
 from .replicated_parameters import ReplicatedParameters, mark_of
 from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
@@ -484,6 +486,26 @@ class Run:
         found = {name: value for name, value in self.weights() if value is not None}
         again = {path: found[name] for path, name in self._built.names.items() if name in found}
         return again | {name: value for name, value in found.items() if name not in again}
+
+    def published(self) -> tuple[Callable[[], dict[str, list[Piece]]], RunRanks]:
+        """What `unisono.publish` and `unisono.subscribe(into=)` ask a run for: its pieces, and its ranks.
+
+        Raises:
+            ValueError: under Plan(swap=...); or see `weights`.
+        """
+        if self.swap is not None:
+            raise ValueError("publish: under Plan(swap=...) the weights are not in memory between steps")
+
+        def pieces() -> dict[str, list[Piece]]:
+            self._check_settled("publish")
+            return pieces_of(self._built, lambda parameter: parameter.data)
+
+        return pieces, RunRanks(self._built)
+
+    def taken(self) -> None:
+        """Take note that a subscription has filled the weights."""
+        reshard(self._built.units.root)
+        self._written.follow()
 
     def copy_to(self, model: nn.Module | None = None) -> None:
         """Give a plain model these weights and persistent buffers, such as one to generate text with.

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from unisono.engine.group.native import NativeGroup
+from unisono.engine.publishing.boxes import Box, overlap
 from unisono.parallel.gradients import local
 from unisono.parallel.plan import Plan
 
@@ -182,8 +183,9 @@ def _moves(rows: int, ranks: Sequence[int], plan: Plan) -> Iterator[tuple[int, i
         first, last = rows_of_shard(rows, len(ranks), place)
         for to in range(plan.data):
             begin, end = rows_of_shard(rows, plan.shards, to)
-            if max(first, begin) < min(last, end):
-                yield source, place, to, max(first, begin), min(last, end)
+            common = overlap(Box((first,), (last - first,)), Box((begin,), (end - begin,)))
+            if common:
+                yield source, place, to, common.offset[0], common.offset[0] + common.shape[0]
 
 
 def rows_of_shard(rows: int, shards: int, rank: int) -> tuple[int, int]:
