@@ -21,7 +21,7 @@ from .weights import fused_layers, parts_of
 
 if TYPE_CHECKING:
     from .model_setup import ModelSetup
-    from .weights import FusedLayer
+    from .graph.fused import FusedLayer
 
 
 class RunRanks:
