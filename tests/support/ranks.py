@@ -64,7 +64,7 @@ def groups(
         with ThreadPoolExecutor(size) as pool:
             return list(pool.map(opened, range(size)))
     region = _native.Region(-1, size, staging_bytes, True)
-    if zero_copy:
+    if zero_copy and _native.reaches(os.getpid(), _native.access_probe()):  # qemu-user does not know the call
         region.enable_zero_copy()
     cores = cores or len(os.sched_getaffinity(0))
     engines = [
