@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -58,6 +59,23 @@ const char* read_proc(const char* path, char (&text)[kBytes]) {
   return text;
 }
 
+// Behind the name in /proc/PID/stat, which may contain anything; nullptr: there is no such process.
+template <size_t kBytes>
+const char* state_of(int pid, char (&text)[kBytes]) {
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  return std::strrchr(read_proc(path, text), ')');
+}
+
+// Whether SIGKILL is on its way. Short of memory, the system takes that of a process before it has ended.
+bool is_killed(int pid) {
+  constexpr int kName = 2, kPending = 31;  // fields of /proc/PID/stat
+  char text[1024];
+  const char* at = state_of(pid, text);
+  for (int field = kName; at != nullptr && field < kPending; ++field) at = std::strchr(at + 1, ' ');
+  return at != nullptr && (std::strtoull(at, nullptr, 10) >> (SIGKILL - 1) & 1) != 0;
+}
+
 }  // namespace
 
 Nanoseconds now_ns() {
@@ -100,7 +118,9 @@ bool PeerProcesses::dead(int rank) const {
 bool PeerProcesses::runs_another_program(int rank) const {
   if (pidfd(rank) < 0) return false;
   RankCell& cell = group_.cell(rank);
-  return cell.pid.load(std::memory_order_acquire) != 0 && replaced(cell.process());  // R1
+  if (cell.pid.load(std::memory_order_acquire) == 0) return false;  // R1
+  const ProcessIdentity process = cell.process();
+  return replaced(process) && !is_killed(process.pid);
 }
 
 void PeerProcesses::await_end(int rank, Nanoseconds deadline) const {
@@ -158,9 +178,8 @@ bool PeerProcesses::find_dead(Fault& fault, int awaited) const {
 int PeerProcesses::find_stopped(int awaited) const {
   for (const int rank : chosen(0, awaited)) {
     if (has_left(rank)) continue;
-    char path[32], text[512];
-    std::snprintf(path, sizeof path, "/proc/%d/stat", group_.process_of(rank));
-    const char* const name_end = std::strrchr(read_proc(path, text), ')');  // the name may contain anything
+    char text[512];
+    const char* const name_end = state_of(group_.process_of(rank), text);
     if (name_end != nullptr && (name_end[1] == ' ') && (name_end[2] == 'T' || name_end[2] == 't'))
       return rank;
   }

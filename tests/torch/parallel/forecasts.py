@@ -160,7 +160,7 @@ def check_what_cannot_be_priced_is_refused(folder: Path) -> None:
     ):
         with pytest.raises(ValueError, match=says):
             of.forecast(plan)
-    with pytest.raises(TypeError, match="model is a int, expected an nn.Module"):
+    with pytest.raises(TypeError, match="model is a int, expected"):
         up.StepPredictor(3, models.vector_batches(1, 4)[0], loss=None)  # type: ignore[arg-type]
     hosts = up.StepPredictor(
         models.make("mlp"), models.vector_batches(1, 4)[0], loss=models.CASES["mlp"].loss, hosts=(0, 1)
