@@ -20,8 +20,8 @@ from .sharded_parameters import reshard
 from .weights import fused_layers, parts_of
 
 if TYPE_CHECKING:
-    from .model_setup import ModelSetup
     from .graph.fused import FusedLayer
+    from .model_setup import ModelSetup
 
 
 class RunRanks:

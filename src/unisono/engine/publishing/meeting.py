@@ -16,8 +16,10 @@ import numpy as np
 
 from unisono.codecs.codec import Codec
 from unisono.codecs.codec import codec_of as named
+from unisono.engine.base.validation import instance
 from unisono.engine.bootstrap.engine import EngineSettings
 from unisono.engine.environment import env
+from unisono.engine.group.group import Group
 from unisono.engine.group.native import NativeGroup, connect
 from unisono.engine.publishing.boxes import Box, split
 from unisono.engine.publishing.pieces import HeldPiece
@@ -51,6 +53,11 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
 
 decode_description = msgspec.msgpack.Decoder(Description).decode
 decode_grant = msgspec.msgpack.Decoder(Grant).decode
+
+
+def side(group: Group | None, ranks: Any) -> Any:
+    """The ranks of this job: `group`, or those that `ranks` names, or this process alone."""
+    return ranks or Alone() if group is None else instance(group, Group, "group")
 
 
 def serve(host: str, port: int = 0) -> StoreServer:

@@ -80,7 +80,7 @@ class Publication:
         self, name: str, arrays: Any, group: Group | None, address: str, port: int, delta: bool
     ) -> None:
         self._give, ranks = source_of(arrays)
-        self._group: Any = group or ranks or meeting.Alone()
+        self._group = meeting.side(group, ranks)
         self.rank, self.version, self.closed = self._group.rank, 0, False
         self.name = ""
         self._server: StoreServer | None = None

@@ -82,7 +82,7 @@ class Subscription:
         timeout: float | timedelta | None,
     ) -> None:
         ranks = source_of(into)[1] if into is not None else None
-        self._own: Any = group or ranks or meeting.Alone()
+        self._own = meeting.side(group, ranks)
         self.name, self.version, self.closed, self._asks, self._place = name, 0, False, 0, -1
         self._timeout_s = seconds(timeout, env.read(strict=False).timeout_s)
         deadline = time.monotonic() + self._timeout_s
