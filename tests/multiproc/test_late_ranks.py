@@ -59,7 +59,8 @@ def test_every_waiting_rank_says_where_the_late_one_was(outputs: dict[str, list[
             found = one.match(text[name])
             # Rank 0 continues the stopped rank, perhaps before the others have given up: it comes, too late.
             continued = ("is_stopped", "meet") if text is texts[1] and name == "is_stopped" else ()
-            if continued and re.search("rank 2 did not answer .*last seen (?:in|after) all_reduce #2", text[name]):
+            came = "rank 2 did not answer .*last seen (?:in|after) all_reduce #2"
+            if continued and re.search(came, text[name]):
                 continue
             assert found is not None, text[name]
             assert found[1] is None or any(_is_at(found[1], each) for each in continued), text[name]
