@@ -23,7 +23,12 @@ SOURCES = HERE.parents[1] / "src" / "unisono"
 APART = {"torch_internals", "virtual"}  # virtual GPUs are made of PyTorch's insides
 STANDARD = {"_exit", "_thread", "_current_frames", "_getframe", "_asdict", "_member_map_"}
 TORCHFTS = {"_uuid"}
-PYTESTS = {"_setupstate", "_tmp_path_factory", "_run_exitfuncs"}  # of pytest and atexit, in unisono.testing
+PYTESTS = {
+    "_setupstate",
+    "_tmp_path_factory",
+    "_run_exitfuncs",
+    "_rawentry",
+}  # of pytest and atexit, in unisono.testing
 NAMES = [name for found in catalog.names().values() for name in found]
 OLDEST, NEWEST = (2, 12), (2, 15)
 
