@@ -1,6 +1,5 @@
 #include "protocol/waiter.hpp"
 
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -9,15 +8,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <iterator>
 #include <utility>
 
 #include "protocol/control.hpp"
+#include "protocol/proc_files.hpp"
 #include "protocol/stack_sample.hpp"
 
 namespace unisono {
@@ -48,32 +45,6 @@ enum { kBoardExited = 2, kBoardSignalled = 3 };
 
 long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, timeout, nullptr, 0);
-}
-
-// Reads the beginning of a file of /proc; "" when it is not there.
-template <size_t kBytes>
-const char* read_proc(const char* path, char (&text)[kBytes]) {
-  const FileDescriptor file(open(path, O_RDONLY | O_CLOEXEC));
-  const ssize_t got = file < 0 ? -1 : read(file, text, kBytes - 1);
-  text[std::max<ssize_t>(got, 0)] = '\0';
-  return text;
-}
-
-// Behind the name in /proc/PID/stat, which may contain anything; nullptr: there is no such process.
-template <size_t kBytes>
-const char* state_of(int pid, char (&text)[kBytes]) {
-  char path[32];
-  std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
-  return std::strrchr(read_proc(path, text), ')');
-}
-
-// Whether SIGKILL is on its way. Short of memory, the system takes that of a process before it has ended.
-bool is_killed(int pid) {
-  constexpr int kName = 2, kPending = 31;  // fields of /proc/PID/stat
-  char text[1024];
-  const char* at = state_of(pid, text);
-  for (int field = kName; at != nullptr && field < kPending; ++field) at = std::strchr(at + 1, ' ');
-  return at != nullptr && (std::strtoull(at, nullptr, 10) >> (SIGKILL - 1) & 1) != 0;
 }
 
 }  // namespace
