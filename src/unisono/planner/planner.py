@@ -229,10 +229,8 @@ def plan(
     )  # fmt: skip
     model = PlanModel(job)
     if plan is not None:
-        best, candidates = _priced(model, _fields(plan))
-    else:
-        best, candidates = _searched(model, {} if fix is None else _fields(fix), runtime)
-    return _choice(model, best, candidates, runtime)
+        return _choice(model, *_priced(model, _fields(plan)), runtime)
+    return _choice(model, *_searched(model, {} if fix is None else _fields(fix), runtime), runtime)
 
 
 def _choice(model: PlanModel, best: list[PricedPlan], candidates: int, runtime: Runtime | None) -> PlanChoice:

@@ -84,9 +84,7 @@ def plan(
     _check_given(given) if price is None else _check_priced(price, given, ranks)
     ranks = ranks if price is None else price.ranks
     places, limit = hosts_of(hosts, ranks), bytes_of(memory)
-    check_weigh(weigh, own_loss=loss is None)
-    if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
-        raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
+    _check_loss(sample, loss, weigh)
     rows = batch if batch is not None else rows_of(sample)
     task = TrainingTask(model, sample, rows, optimizer, loss, pieces, counts=weigh == "counted")
     types = values(given, "precision", ("f32",)) if price is None else [price.precision]
@@ -145,6 +143,12 @@ def _check_priced(price: Plan, given: dict[str, Any], ranks: int | None) -> None
         raise ValueError(f"plan: price has {price.ranks} ranks, expected at most {MOST_RANKS}")
     if ranks not in (None, price.ranks):
         raise ValueError(f"plan: price has {price.ranks} ranks, and ranks is {ranks}")
+
+
+def _check_loss(sample: Any, loss: Any, weigh: Any) -> None:
+    check_weigh(weigh, own_loss=loss is None)
+    if loss is not None and not (isinstance(sample, (tuple, list)) and len(sample) == 2):
+        raise ValueError("plan: sample is a batch: (inputs, targets); without loss= the inputs alone")
 
 
 def _check_counts(batch: object, ranks: object, trial: object) -> None:
