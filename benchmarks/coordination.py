@@ -106,6 +106,7 @@ def live(
             work[name]()
             found[number, place] = time.monotonic() - began, time.process_time() - cpu, peak_mib()
     dist.barrier()
+    dist.destroy_process_group()
 
 
 def load_all() -> None:
@@ -145,7 +146,8 @@ def job(size: int, backend: str, arguments: argparse.Namespace) -> np.ndarray | 
             codes.append(status)
             if status:
                 for other in pids:
-                    os.kill(other, signal.SIGKILL) if other != pid else None
+                    with suppress(ProcessLookupError):  # it has ended
+                        os.kill(other, signal.SIGKILL)
     return None if any(codes) else found
 
 
