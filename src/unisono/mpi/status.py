@@ -14,12 +14,10 @@ from unisono.mpi.progress import Operation
 BYTE = NAMED["BYTE"]
 
 
-def _field(name: str, doc: str, check: Any = None) -> tuple[Any, Any, Any]:
-    """A field: the method that returns it, the one that sets it, and the property."""
-    place, check = f"_{name}", check or (lambda value: whole(value, name))
-    get = method(doc, lambda self: getattr(self, place))
-    put = method(f"Set it: {doc[0].lower()}{doc[1:]}", lambda self, value: setattr(self, place, check(value)))
-    return get, put, property(get, put)
+def _field(name: str, doc: str, put: Any) -> tuple[Any, Any]:
+    """A field: the method that returns it, and the property, which `put` sets."""
+    get = method(doc, lambda self: getattr(self, f"_{name}"))
+    return get, property(get, put)
 
 
 class Status:
@@ -66,11 +64,31 @@ class Status:
         """Set the size, as a number of items."""
         self._nbytes = datatype.Get_size() * whole(count, "count")
 
-    Get_source, Set_source, source = _field("source", "The rank that sent the message.")
-    Get_tag, Set_tag, tag = _field("tag", "The tag of the message.")
-    Get_error, Set_error, error = _field("error", "Its error code.")
-    Is_cancelled, Set_cancelled, cancelled = _field("cancelled", "Whether the operation was cancelled.", bool)
-    _, _, count = _field("nbytes", "Its size in bytes.")
+    def Set_source(self, source: int) -> None:
+        """Set the rank that sent the message."""
+        self._source = whole(source, "source")
+
+    def Set_tag(self, tag: int) -> None:
+        """Set the tag of the message."""
+        self._tag = whole(tag, "tag")
+
+    def Set_error(self, error: int) -> None:
+        """Set its error code."""
+        self._error = whole(error, "error")
+
+    def Set_cancelled(self, flag: bool) -> None:
+        """Set whether the operation was cancelled."""
+        self._cancelled = bool(flag)
+
+    Get_source, source = _field("source", "The rank that sent the message.", Set_source)
+    Get_tag, tag = _field("tag", "The tag of the message.", Set_tag)
+    Get_error, error = _field("error", "Its error code.", Set_error)
+    Is_cancelled, cancelled = _field("cancelled", "Whether the operation was cancelled.", Set_cancelled)
+    count: Any = property(
+        lambda self: self._nbytes,
+        lambda self, nbytes: setattr(self, "_nbytes", whole(nbytes, "nbytes")),
+        doc="Its size in bytes.",
+    )
 
     def __eq__(self, other: object) -> bool:
         return self.__getstate__() == other.__getstate__() if isinstance(other, Status) else NotImplemented
