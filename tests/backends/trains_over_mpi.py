@@ -6,8 +6,11 @@ Rank 0 prints "LOSSES " and the losses of each way as JSON.
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -17,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+import unisono as un
 import unisono.parallel as up
 
 STEPS, ROWS, WIDTH = 4, 8, 16
@@ -95,6 +99,20 @@ def plan(**axes: int) -> Callable[[], list[float]]:
     return trained
 
 
+def check_limits() -> None:
+    """What MPI does not have is an error in words, and the group goes on."""
+    late = dist.get_world_size() - 1
+    if dist.get_rank() == late:
+        time.sleep(2)
+    limit_s = 0.5 if dist.get_rank() == 0 else 10
+    with pytest.raises(un.Timeout, match=f"Rank {late} failed to pass monitoredBarrier"):
+        dist.monitored_barrier(timeout=timedelta(seconds=limit_s), wait_all_ranks=True)
+    for name in ("abort", "shrink", "reconfigure", "merge_remote_group"):
+        with pytest.raises(un.NotSupported, match=name):
+            getattr(dist.group.WORLD, name)()
+    dist.barrier()
+
+
 WAYS = {
     "ddp": ddp,
     "fsdp2": fsdp2,
@@ -107,6 +125,8 @@ WAYS = {
 
 if __name__ == "__main__":
     dist.init_process_group(sys.argv[1])
+    if sys.argv[1] == "unisono-mpi":
+        check_limits()
     losses = {name: way() for name, way in WAYS.items()}
     if dist.get_rank() == 0:
         print("LOSSES", json.dumps(losses), flush=True)

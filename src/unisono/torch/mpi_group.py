@@ -20,8 +20,10 @@ from unisono.engine.bootstrap.rendezvous import Rendezvous, rendezvous
 from unisono.engine.environment import env
 from unisono.engine.group.external import ExternalGroup
 from unisono.engine.group.external_init import mpi_driver, mpi_rendezvous, started_by_mpi
+from unisono.errors import NotSupported, message
 from unisono.torch_internals.dynamo import skip
 
+from .monitored_barrier import MonitoredBarrier
 from .process_group import ProcessGroupUnisono, world
 from .subgroups import NO_PARENT, GroupCounter, ParentRanks
 
@@ -30,8 +32,6 @@ LIMIT = timedelta(minutes=30)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from unisono.torch_internals import c10d
 
@@ -43,6 +43,7 @@ class ProcessGroupMpi(ProcessGroupUnisono):
     """`torch.distributed` over one communicator of MPI. Calls have no deadline: MPI has none."""
 
     own_name = "unisono-mpi"
+    supports_shrinking = supports_reconfigure = False  # type: ignore[assignment]
 
     def _join(
         self,
@@ -53,7 +54,7 @@ class ProcessGroupMpi(ProcessGroupUnisono):
         """Make the group of MPI's ranks, or of some of them: its members alone make it.
 
         Raises:
-            NotSupported: there is no mpi4py, or no library of MPI.
+            NotSupported: there is no mpi4py, or no library of MPI; or the world's ranks are not MPI's.
             RendezvousError, ValueError: MPI knows other ranks.
         """
         parent = parent_ranks.group
@@ -63,21 +64,26 @@ class ProcessGroupMpi(ProcessGroupUnisono):
             if parent is None:
                 driver = mpi_driver(self._size, self._rank, env.read(strict=False))
             else:
+                if not isinstance(parent, ProcessGroupMpi):
+                    what = "a group over MPI in a world that is not"
+                    text = message(what, remedy='Write init_process_group("unisono-mpi").')
+                    raise NotSupported(text, backend="mpi", what=what)
                 whole: Any = parent._group
                 name = f"{self._group_name} {self._group_counter.number}"
                 driver = whole._planner.driver.members(parent_ranks.ranks, zlib.crc32(name.encode()))
             group: Any = ExternalGroup(driver, self._group_name, inf, tuple(self._global_ranks))
         self._take(group, self._group_counter.keys())
 
+    def _take(self, group: Any, keys: c10d.Store) -> None:
+        """See `ProcessGroupUnisono`. MPI does not say where a late rank is."""
+        super()._take(group, keys)
+        nobody = "by nobody: MPI keeps no record"
+        self._monitored = MonitoredBarrier(keys, self._rank, self._size, lambda _: nobody)
+
     def _run(self, method: Callable[..., Any], opts: Any, *args: Any, **kwargs: Any) -> Any:
         """See `GroupCalls._run`. The call's timeout is left out."""
         opts.timeout = timedelta(0)
         return super()._run(method, opts, *args, **kwargs)
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        """CPU: CUDA tensors go to NCCL under another backend."""
-        return super()._device_types[:1]
 
     def _faulted(self) -> bool:
         """See `ProcessGroupUnisono`: MPI ends the job where a rank fails."""
@@ -89,6 +95,30 @@ class ProcessGroupMpi(ProcessGroupUnisono):
     def _make(self, *place: Any, parent_ranks: ParentRanks = NO_PARENT, connects: bool = True) -> Any:
         """Make a group of this one's kind."""
         return ProcessGroupMpi(*place, backend=self._backend, parent_ranks=parent_ranks, connects=connects)
+
+
+_SAME_RANKS = "the ranks of a group are those that mpiexec has started"
+REFUSED = {
+    "abort": "it cannot end the operations of other ranks",
+    "shrink": _SAME_RANKS,
+    "reconfigure": _SAME_RANKS,
+    "get_reconfigure_handle": _SAME_RANKS,
+    "merge_remote_group": _SAME_RANKS,
+}
+"""By the method's name: why MPI does not have it."""
+
+
+def _refusing(name: str, why: str) -> Callable[..., Any]:
+    def call(self: ProcessGroupMpi, *_: Any, **__: Any) -> Any:
+        group: Any = self._group
+        group._planner.refuse(f"{name}()", why)
+
+    call.__name__, call.__doc__ = name, f"Raise NotSupported: {why}."
+    return call
+
+
+for _name, _why in REFUSED.items():
+    setattr(ProcessGroupMpi, _name, _refusing(_name, _why))
 
 
 def create(given: Any, backend_options: Any) -> ProcessGroupMpi:  # noqa: ARG001
