@@ -9,12 +9,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from unisono.engine.base.closing import Closing
 from unisono.engine.base.validation import flag, text, whole
 from unisono.engine.bootstrap.interfaces import local_address
 from unisono.engine.environment import env
@@ -68,7 +68,7 @@ def publish(
     return Publication(name, arrays, group, text(address, "address"), whole(port, "port", 0, 65535), delta)
 
 
-class Publication:
+class Publication(Closing):
     """Arrays that subscribers of other jobs take. Made by `publish`.
 
     Attributes:
@@ -344,14 +344,6 @@ class Publication:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
         self._slots = np.empty((2, 0), np.uint8)  # the memory is free when nobody maps it
-
-    def __enter__(self) -> Publication:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"version {self.version} at {self.address}"

@@ -7,11 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from unisono.engine.base.closing import Closing
 from unisono.engine.base.validation import text, whole
 from unisono.engine.environment import env
 from unisono.engine.group.group import Group
@@ -61,7 +61,7 @@ class NoNewVersion(Timeout):
     """There was no newer version in time; the subscription goes on."""
 
 
-class Subscription:
+class Subscription(Closing):
     """Arrays of another job, in this rank's cut. Made by `subscribe`.
 
     There are two sets of arrays, unless `into` was given: a `get` fills the set that the last one did not
@@ -249,14 +249,6 @@ class Subscription:
         self.closed = True
         self._group.close()
         self._mapped = []
-
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Subscription {self.name!r}: {'closed' if self.closed else f'version {self.version}'}>"

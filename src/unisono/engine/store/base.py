@@ -7,10 +7,10 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, TypeVar
 
 from unisono.engine.base import timeouts
+from unisono.engine.base.closing import Closing
 from unisono.engine.base.limits import is_limit, limit_text
 from unisono.engine.base.validation import listed, text
 from unisono.engine.store import operations
@@ -21,7 +21,7 @@ BytesLike = bytes | bytearray | memoryview | str
 _Self = TypeVar("_Self", bound="Store")
 
 
-class Store(ABC):
+class Store(Closing, ABC):
     """Keys are text, values bytes (text is stored as UTF-8). Safe to use from several threads.
 
     Dict-like view: `s[key]`, `s[key] = value`, `del s[key]`, `key in s`, `len(s)`,
@@ -152,14 +152,6 @@ class Store(ABC):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
-
-    def __enter__(self: _Self) -> _Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{self.describe()}{' closed' if self._closed else ''}>"

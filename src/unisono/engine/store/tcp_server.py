@@ -20,6 +20,7 @@ import threading
 import time
 
 from unisono.engine.base import timeouts
+from unisono.engine.base.closing import Closing
 from unisono.engine.base.limits import is_limit, limit_errors
 from unisono.engine.base.timeouts import LONGEST_S, seconds
 from unisono.engine.base.validation import flag, instance, text, whole
@@ -36,7 +37,7 @@ READ_BUDGET = 8  # pieces of wire.CHUNK read from one peer before the next peer'
 FULL_PAUSE_S = 0.1  # before accepting again when the process is out of descriptors
 
 
-class StoreServer:
+class StoreServer(Closing):
     """Serves a table of keys and values on one address until closed. Starts in the constructor.
 
     Args:
@@ -119,12 +120,6 @@ class StoreServer:
 
     def _forget(self) -> None:
         self._loop.close_descriptors()
-
-    def __enter__(self) -> StoreServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<StoreServer {self.host}:{self.port}{'' if self._thread.is_alive() else ' closed'}>"
