@@ -86,8 +86,9 @@ class PointToPoint:
         self, buf: Any, dest: int, sendtag: int = 0, source: int = ANY_SOURCE, recvtag: int = ANY_TAG
     ) -> Operation:
         self._check(buf, source, recvtag, writable=True)
-        self._send(buf, dest, sendtag, MODES["b"])
-        return self._receive(buf, source, recvtag)
+        copied = buf if dest == PROC_NULL else simple(buf, writable=False).pack().copy()
+        send = self._send(copied, dest, sendtag)
+        return Every([self._receive(buf, source, recvtag), send])
 
     @staticmethod
     def _wait(operation: Operation, status: Status | None) -> Any:
