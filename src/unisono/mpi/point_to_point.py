@@ -87,8 +87,7 @@ class PointToPoint:
     ) -> Operation:
         self._check(buf, source, recvtag, writable=True)
         copied = buf if dest == PROC_NULL else simple(buf, writable=False).pack().copy()
-        send = self._send(copied, dest, sendtag)
-        return Every([self._receive(buf, source, recvtag), send])
+        return Every([self._receive(buf, source, recvtag), self._send(copied, dest, sendtag)])
 
     @staticmethod
     def _wait(operation: Operation, status: Status | None) -> Any:
