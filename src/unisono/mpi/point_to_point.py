@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,10 +163,12 @@ class PointToPoint:
 
     # ---- requests
 
+    @wraps(_exchange, assigned=())
     def Isendrecv(self, *args: Any, **options: Any) -> Request:
         """See `Sendrecv`."""
         return Request._for(self._exchange(*args, **options))
 
+    @wraps(_replace, assigned=())
     def Isendrecv_replace(self, *args: Any, **options: Any) -> Request:
         """See `Sendrecv_replace`."""
         return Request._for(self._replace(*args, **options))
