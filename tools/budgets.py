@@ -67,9 +67,9 @@ WHOLE: dict[str, str] = {
 CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 33_644,
     ("src/unisono/planner",): 5_249,
-    ("src/unisono/mpi", "src/unisono/mpi4py"): 11_122,
-    ("src", "csrc"): 130_242,
-    ("tests",): 82_471,
+    ("src/unisono/mpi", "src/unisono/mpi4py"): 11_135,
+    ("src", "csrc"): 130_255,
+    ("tests",): 82_526,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

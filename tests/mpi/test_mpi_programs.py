@@ -29,6 +29,11 @@ def test_random_messages_keep_the_order_of_mpi() -> None:
     assert ended.stdout.count("all is well") == 3
 
 
+def test_what_a_rank_sends_arrives_though_its_receive_fails() -> None:
+    ended = run(2, PROGRAMS / "too_long_messages.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_windows_give_what_mpich_gives(ranks: int, spread: str) -> None:
     """The program also runs with mpi4py and MPICH: MPI_OF=mpi4py mpiexec -n 4 python windows.py."""

@@ -149,7 +149,11 @@ class PointToPoint:
             origin(state, source, recvtag)
             work = state.messages.quick._isend(sendbuf, *destination(state, dest, sendtag), None)
             if work is not None:
-                self.Recv(recvbuf, source, recvtag, status)
+                try:
+                    self.Recv(recvbuf, source, recvtag, status)
+                except Exception:  # too long a message: the other rank still reads what is sent
+                    work.wait()
+                    raise
                 work.wait()
                 return
         self._wait(self._exchange(sendbuf, dest, sendtag, recvbuf, source, recvtag), status)

@@ -56,14 +56,13 @@ class Ended(Operation):
 
 
 class Every(Operation):
-    """Several operations; it is the first one for a status."""
+    """A receive and the sends beside it. An error of the receive comes when their buffers are free."""
 
     def __init__(self, parts: list[Operation]) -> None:
         self.parts = parts
 
     def poll(self) -> bool:
-        ended = [part.poll() for part in self.parts]  # each of them moves
-        if not self.done and all(ended):
+        if not self.done and all(part.poll() for part in reversed(self.parts)):
             first = self.parts[0]
             self.source, self.tag, self.nbytes = first.source, first.tag, first.nbytes
             self.value = first.value
@@ -71,7 +70,7 @@ class Every(Operation):
         return self.done
 
     def block(self) -> None:
-        for part in self.parts:
+        for part in reversed(self.parts):
             part.block()
         self.poll()
 

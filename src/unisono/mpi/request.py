@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from unisono.mpi import constants
@@ -18,6 +18,18 @@ class Pending(State):
 
     def __init__(self, operation: Operation | None, start: Callable[[], Operation] | None = None) -> None:
         self.operation, self.start = operation, start
+
+
+def _called(waits: Iterable[Callable[[], Any]]) -> None:
+    """Call each. The error of one whose message was too long comes when all have ended."""
+    first = None
+    for wait in waits:
+        try:
+            wait()
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 class Request(Handle):
@@ -125,15 +137,13 @@ class Request(Handle):
         if statuses is not None:
             cls.waitall(requests, statuses)
             return True
-        for one in requests:
-            one.Wait()
+        _called(one.Wait for one in requests)
         return True
 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
         """Wait for all; returns their objects."""
-        for one in requests:
-            one._block()
+        _called(one._block for one in requests)
         return [one._conclude(status) for one, status in _paired(requests, statuses)]
 
     @classmethod
