@@ -66,6 +66,7 @@ ANSWERS: dict[str, Any] = {
     "_cuda_record_untuned_is_enabled": False, "_nccl_version": NCCL_VERSION, "_nccl_version_suffix": b"",
     "_can_use_mem_efficient_attention": False, "_can_use_cudnn_attention": False,
     "_jit_override_can_fuse_on_gpu": False,  # it would compile CUDA code
+    "_set_cached_tensors_enabled": None, "_host_emptyCache": None,
     **{
         f"_cuda_tunableop_{name}": value
         for name, value in (
@@ -228,8 +229,9 @@ def _memory(c: Any, library: VirtualGpuLibrary) -> dict[str, Any]:
     runtime.cudaError = type("cudaError", (int,), {"success": 0})
     runtime.cudaGetErrorString = lambda code: "no error" if code == 0 else "unknown error"
     runtime.cudaMemGetInfo = lambda device: (library.free(device), library.capacity(device))
+    refused = {"__init__": refusal("MemPool", POOLS)}
     return {
-        "_MemPool": type("_MemPool", (), {"__init__": refusal("MemPool", POOLS)}),
+        **{name: type(name, (), refused) for name in ("_MemPool", "_cuda_CUDAAllocator_AllocatorState")},
         "_cuda_memoryStats": statistics,
         "_cuda_resetPeakMemoryStats": c._accelerator_resetPeakStats,
         "_cuda_resetAccumulatedMemoryStats": c._accelerator_resetAccumulatedStats,

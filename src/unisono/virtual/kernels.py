@@ -5,6 +5,7 @@ Formulas: Ioffe and Szegedy 2015 (batch norm), Hochreiter and Schmidhuber 1997 (
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -308,12 +309,14 @@ def register() -> Any:
     make: Any = torch.library.Library
     library = make("aten", "IMPL")
     fused = {name: _on_host(kernel) for name, kernel in attention.KERNELS.items()}
-    for name, kernel in {**KERNELS, **fused}.items():
-        base, _, overload = name.partition(".")
-        found = getattr(torch.ops.aten, base, None)
-        if found is None:  # in another version of PyTorch
-            continue
-        library.impl(name, kernel, "CUDA")
-        if inductor.without_cpu_kernel([getattr(found, overload or "default")]):
-            library.impl(name, kernel, "CPU")
+    with warnings.catch_warnings():  # a CPU build says that each replaces a kernel: that of the CPU
+        warnings.simplefilter("ignore", UserWarning)
+        for name, kernel in {**KERNELS, **fused}.items():
+            base, _, overload = name.partition(".")
+            found = getattr(torch.ops.aten, base, None)
+            if found is None:  # in another version of PyTorch
+                continue
+            library.impl(name, kernel, "CUDA")
+            if inductor.without_cpu_kernel([getattr(found, overload or "default")]):
+                library.impl(name, kernel, "CPU")
     return library

@@ -42,4 +42,5 @@ def watch(library: VirtualGpuLibrary) -> None:
 
 def install(module: ModuleType) -> None:
     """Refuse to compile a library of CUDA code. `module`: torch.utils.cpp_extension."""
-    module._get_cuda_arch_flags = refusal("a library of CUDA code", KERNELS)  # type: ignore[attr-defined]
+    asked = "_get_cuda_arch_flags" if module.CUDA_HOME else "_join_cuda_home"
+    setattr(module, asked, refusal("a library of CUDA code", KERNELS))

@@ -137,7 +137,7 @@ def keeps_to_the_memory_of_its_kernels() -> None:
     weight = torch.ones(64, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
     grad = torch.ones_like(x)
     for output, tensors in (
-        (functional.rms_norm(x, (64,), weight), 1),
+        (functional.rms_norm(x, (64,), weight), 1 if torch.version.cuda else 8),  # a CPU build composes it
         (torch.softmax(x, -1), 2),
         (torch.log_softmax(x, -1), 1),
     ):

@@ -14,11 +14,10 @@ from planned_models import MODELS, adamw
 from unisono.parallel import sharded_parameters
 from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.planning.dry_run import DryRun
-from unisono.torch_internals import find, fsdp
 
 sharded_parameters.SMALL_MODEL_BYTES = 0  # these have units, as large models have
 BATCH = 16
-MOST = 0.005 if find(fsdp.NAMES["reset"]) else 0.03  # of the peak; PyTorch 2.12 is further off
+MOST = 0.005 if torch.__version__ >= "2.15" else 0.03  # of the peak
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("cpu:unisono,cuda:nccl")
