@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from unisono.mpi import constants
 from unisono.mpi import object_schedules as objects
-from unisono.mpi.addresses import check_root
+from unisono.mpi.addresses import check_root, destination
 from unisono.mpi.comm_state import CommState, handle_of
 from unisono.mpi.context import agree
 from unisono.mpi.errors import Exception, whole
@@ -129,6 +129,8 @@ class SideCreation:
         lane, contexts = state.lane(), state.contexts
         if not 0 <= local_leader < state.size:
             raise Exception(constants.ERR_RANK, f"local_leader is {local_leader}")
+        if state.rank == local_leader:
+            destination(peer_comm._alive(), remote_leader, tag)
 
         def exchange(obj: Any) -> Schedule:
             """The objects of this side's ranks, and those of the other's, or how both sides meet."""

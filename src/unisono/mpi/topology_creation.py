@@ -43,6 +43,8 @@ class TopologyCreation:
         if ends and ends[0] == 0:  # a first end of nothing
             del ends[0]
         topology = Edges(tuple(ends), tuple(edges))
+        if any(not 0 <= edge < len(ends) for edge in topology.edges):
+            raise Exception(constants.ERR_ARG, f"the graph has {len(ends)} ranks, edges are {topology.edges}")
         return self._with_topology(topology, len(topology.index))
 
     def Create_dist_graph_adjacent(
