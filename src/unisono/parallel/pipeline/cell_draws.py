@@ -6,7 +6,10 @@ again would draw other numbers. Here each cell has generators of its own, seeded
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,19 +26,45 @@ VARIANTS = {
     "Tensor": "Tensor_generator",
 }
 
+CELLS = "unisono.parallel.pipeline.cells"
 
-class CellDraws(OperatorMode):
-    """Within it operators draw from generators of this seed, one for each device.
 
-    Raises:
-        RuntimeError: an operator takes no generator; or it runs within `torch.utils.checkpoint`, whose second
-            run would draw from the default generator.
+class _CellDraws(OperatorMode):
+    """Within `of` operators of this thread draw from generators of a seed, one for each device.
+
+    PyTorch notes in variables of the process that some thread is within a mode, and each mode notes how to
+    restore them. So all threads share one mode, and enter and leave it one at a time.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._lock = threading.Lock()
+        self._here = threading.local()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operator imports the compiler
+
+    def __enter__(self) -> _CellDraws:
+        with self._lock:
+            super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            super().__exit__(*error)
+
+    @contextlib.contextmanager
+    def of(self, seed: int) -> Iterator[None]:
+        """The draws of one cell.
+
+        Raises:
+            RuntimeError: an operator takes no generator; or it runs within `torch.utils.checkpoint`, whose
+                second run would draw from the default generator.
+        """
+        self._here.seed, self._here.generators = seed, {}
+        with self:
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator."""
@@ -72,9 +101,13 @@ class CellDraws(OperatorMode):
     def _generator(self, args: Any, named: Any) -> torch.Generator:
         first = next(tensors_in(args), None)
         device = torch.device(named.get("device") or "cpu") if first is None else first.device
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return self._generators[device]
+        generators: dict[torch.device, torch.Generator] = self._here.generators
+        if device not in generators:
+            generators[device] = torch.Generator(device).manual_seed(self._here.seed)
+        return generators[device]
+
+
+CELL_DRAWS = _CellDraws()
 
 
 def _draws(func: Any, args: Any, named: Any) -> bool:
@@ -95,9 +128,10 @@ def _variant(func: Any) -> Any:
 
 
 def _in_checkpoint() -> bool:
+    """Whether a checkpoint of the caller's is between an operator and its cell."""
     frame = sys._getframe(2)
-    while frame is not None:
+    while frame.f_back is not None and frame.f_globals.get("__name__") != CELLS:
         if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False

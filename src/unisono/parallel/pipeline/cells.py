@@ -26,7 +26,7 @@ from unisono.parallel.model_buffers import buffers_kept
 from unisono.parallel.parameter_hooks import OF_GRADIENTS
 from unisono.torch_internals.training import hooks_of, set_hooks
 
-from .cell_draws import CellDraws
+from .cell_draws import CELL_DRAWS
 from .schedule import Action, Schedule, Span, StageMessage, predict
 
 
@@ -78,7 +78,7 @@ class PipeRun:
         grad: cells keep what their backward needs.
         again: so many micro-batches are computed again in backward.
     Attributes:
-        losses: of the output of each micro-batch; []: outputs are what the run returns.
+        losses: of (output, device) of each micro-batch; []: outputs are what the run returns.
         grads: of the outputs of each micro-batch, for backward.
     """
 
@@ -87,7 +87,7 @@ class PipeRun:
     ) -> None:
         self._stages, self._schedule, self._micros = stages, schedule, micros
         self._grad, self._again, self._seed = grad, again, drawn_seed()
-        self.losses: list[Callable[[Any], Tensor]] = []
+        self.losses: list[Callable[[Any, torch.device | None], Tensor]] = []
         self.grads: list[list[Tensor | None]] = []
         self.spans: list[Span] = []
         self._outputs: dict[int, Any] = {}
@@ -223,10 +223,10 @@ class PipeRun:
             if self._seed is not None:
                 seed = seed_of(self._seed, stage.number, micro)
                 kind = "cpu" if stage.device is None else stage.device.type
-                stack.enter_context(CellDraws(seed) if self._threads else drawing(seed, kind))
+                stack.enter_context(CELL_DRAWS.of(seed) if self._threads else drawing(seed, kind))
             output = stage.run(inputs)
             if self.losses and stage.number + 1 == len(self._stages):
-                output = self.losses[micro](output)
+                output = self.losses[micro](output, stage.device)
             return output
 
     def _on(self, stage: Stage) -> contextlib.AbstractContextManager[Any]:

@@ -255,9 +255,9 @@ def _cut(given: Any, chunks: int, rows: int) -> list[Any]:
     return [micro(number) for number in range(count)]
 
 
-def _share(loss: Loss, target: Any, share: float, output: Any) -> Tensor:
-    """What a micro-batch adds to the mean loss of the batch."""
-    value = loss(output, target)
+def _share(loss: Loss, target: Any, share: float, output: Any, device: torch.device | None) -> Tensor:
+    """What a micro-batch adds to the mean loss of the batch. device: of the last stage."""
+    value = loss(output, target if device is None else mapped(target, lambda tensor: tensor.to(device)))
     if not isinstance(value, Tensor) or value.dim():
         what = f"a tensor of shape {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"Pipe: loss returned {what}, expected a tensor without dimensions: the mean over the rows")
