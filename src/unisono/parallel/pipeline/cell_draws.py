@@ -1,7 +1,8 @@
 """Random numbers of one cell of a pipeline whose stages run in threads of one process.
 
-Threads share PyTorch's default generators: who draws first would depend on timing, and a cell that is computed
-again would draw other numbers. Here each cell has generators of its own, seeded by its stage and micro-batch.
+Threads share PyTorch's default generators: who draws first would depend on timing, and a cell that is
+computed again would draw other numbers. Here each cell has generators of its own, seeded by its stage and
+micro-batch.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class _CellDraws(OperatorMode):
                 "second run would draw other numbers. Leave that out, and write Pipe(..., checkpoint=...)"
             )
         if name == "native_dropout":
-            return self._dropout(*args, **named)
+            return self._dropout(*args[:2])
         drawing = func if _takes_generator(func) else _variant(func)
         if drawing is None:
             with self:  # an operator of others, such as dropout in inference mode
@@ -88,12 +89,12 @@ class _CellDraws(OperatorMode):
             if made is not NotImplemented:
                 return made
             raise RuntimeError(
-                f"{name} draws random numbers and takes no generator, in a stage of a Pipe that runs in a thread: "
-                "they would depend on timing. Draw outside, and give the numbers to the model"
+                f"{name} draws random numbers and takes no generator, in a stage of a Pipe that runs in a "
+                "thread: they would depend on timing. Draw outside, and give the numbers to the model"
             )
         return drawing(*args, **{**named, "generator": self._generator(args, named)})
 
-    def _dropout(self, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+    def _dropout(self, x: Tensor, p: float) -> tuple[Tensor, Tensor]:
         """A GPU's fused dropout, of which the CPU has no variant with a generator."""
         mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p, generator=self._generator((x,), {}))
         return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask

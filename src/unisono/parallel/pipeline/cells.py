@@ -122,10 +122,16 @@ class PipeRun:
             RuntimeError: backward ran already. Whatever a stage raises, with a note that names the stage.
         """
         if kinds == "B" and not self._cells:
-            raise RuntimeError("Pipe: backward ran already, and its activations are freed. Call the Pipe again")
-        orders = (tuple(action for action in order if action.kind in kinds) for order in self._schedule.orders)
+            raise RuntimeError(
+                "Pipe: backward ran already, and its activations are freed. Call the Pipe again"
+            )
+        orders = (
+            tuple(action for action in order if action.kind in kinds) for order in self._schedule.orders
+        )
         part = Schedule(self._schedule.name, tuple(orders), self._schedule.rank_of, len(self._micros))
-        own = self._threads and not threading.current_thread().name.startswith("Dummy")  # autograd's of a device
+        own = self._threads and not threading.current_thread().name.startswith(
+            "Dummy"
+        )  # autograd's of a device
         with _hooks_off(self._stages if "B" in kinds else []), generators_kept([torch.default_generator]):
             Walk(part, self._prepare, self._act, self._where).run(threads=own)
         for device, stream in self._streams.items():
@@ -238,8 +244,8 @@ def _check_versions(cell: _Cell, what: str) -> None:
     """Raise UnfitError where the inputs of a cell are not what they were."""
     if any(t._version != was for t, was in zip(tensors_in(cell.inputs), cell.versions, strict=False)):
         raise UnfitError(
-            f"Pipe: what a stage takes {what}, and has to be computed again. Write inplace=False, x = x + y in "
-            "place of x += y, or checkpoint=\"never\""
+            f"Pipe: what a stage takes {what}, and the stage is computed again. Write inplace=False, "
+            'x = x + y in place of x += y, or checkpoint="never"'
         )
 
 
@@ -317,14 +323,11 @@ class Walk:
         for action in order:
             try:
                 self._prepare(action)
-                needed = self._schedule.needs(action)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stopped or needed is None or needed in self._messages)
-                    if self._stopped:
-                        return
-                    came = None if needed is None else self._messages.pop(needed)
+                came = self._came(self._schedule.needs(action))
+                if self._stopped:
+                    return
                 given = self._act(action, came)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  (`run` raises it)
                 if hasattr(error, "add_note"):  # Python 3.11
                     error.add_note(f"in {self._where(action)}")
                 self._stop(error)
@@ -333,6 +336,12 @@ class Walk:
                 with self._changed:
                     self._messages[handed[0]] = given
                     self._changed.notify_all()
+
+    def _came(self, message: StageMessage | None) -> Any:
+        """Wait for a message, or for an error of another stage."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or message is None or message in self._messages)
+            return None if message is None else self._messages.pop(message, None)
 
     def _stop(self, error: BaseException | None) -> None:
         with self._changed:

@@ -1,13 +1,13 @@
 """A pipeline over the devices of one process: an `nn.Sequential` whose children are on several devices.
 
-Children on one device are a stage. On real GPUs one thread runs the cells of all stages, because kernels run by
-themselves. Elsewhere each stage has a thread.
+Children on one device are a stage. On real GPUs one thread runs the cells of all stages, because kernels run
+by themselves. Elsewhere each stage has a thread.
 
-    forward     rows, parameters -> _Begin (all cells forward) -> token -> _End -> outputs -> the caller's loss
+    forward     rows, parameters -> _Begin (all cells forward) -> token -> _End -> outputs -> caller's loss
     backward    gradients <- _Begin (all cells backward) <- token <- _End (keeps gradients) <- of the outputs
 
-The token is on the CPU, so `_Begin` runs in the thread that called backward: autograd's threads of the devices
-stay free for the cells.
+The token is on the CPU, so `_Begin` runs in the thread that called backward: autograd's threads of the
+devices stay free for the cells.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from unisono.engine.base.validation import whole
 from unisono.errors import UnfitError
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.fused import has_hooks
@@ -49,9 +50,9 @@ class PipeOutput:
 class Pipe(nn.Module):
     """Run an `nn.Sequential` as a pipeline over the devices of its children, in one process.
 
-    The batch is cut into micro-batches along dimension 0, and several stages compute at the same time. Outputs
-    and gradients are those of the plain `nn.Sequential` with the same micro-batches. The parameters and their
-    names are those of the `nn.Sequential`, too.
+    The batch is cut into micro-batches along dimension 0, and several stages compute at the same time.
+    Outputs and gradients are those of the plain `nn.Sequential` with the same micro-batches. It has the same
+    parameters, under the same names.
 
         model = up.Pipe(nn.Sequential(first.to("cuda:0"), second.to("cuda:1")), chunks=8)
         loss = functional.cross_entropy(model(x).local_value(), y)
@@ -79,23 +80,22 @@ class Pipe(nn.Module):
         module: nn.Sequential,
         chunks: int = 1,
         checkpoint: str = "except_last",
-        deferred_batch_norm: bool = False,  # noqa: FBT001, FBT002  (as PyTorch's Pipe had it)
+        deferred_batch_norm: bool = False,
         *,
         balance: Sequence[int] | None = None,
         schedule: str = "gpipe",
     ) -> None:
         super().__init__()
-        if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
-            raise TypeError(f"Pipe: module is a {type(module).__name__}, expected a plain nn.Sequential")
-        if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
-            raise ValueError(f"Pipe: chunks={chunks!r}, expected a number of micro-batches from 1")
+        self._chunks = whole(chunks, "chunks", 1)
+        self._checkpoint, self._schedule = checkpoint, schedule
         for name, value, known in (("checkpoint", checkpoint, KEPT), ("schedule", schedule, SCHEDULES)):
-            if value not in known:
+            if value not in tuple(known):
                 raise ValueError(f"Pipe: {name}={value!r}, expected one of {', '.join(map(repr, known))}")
         if deferred_batch_norm:
-            raise ValueError("Pipe: deferred_batch_norm=True is not offered; BatchNorm counts each micro-batch")
-        self._chunks, self._checkpoint, self._schedule = chunks, checkpoint, schedule
-        self._balance = None if balance is None else tuple(balance)
+            raise ValueError(
+                "Pipe: deferred_batch_norm=True is not offered; BatchNorm counts each micro-batch"
+            )
+        self._balance = None if balance is None else [whole(count, "balance", 1) for count in balance]
         self._spans: list[Span] = []
         _check(module)
         for name, child in module.named_children():
@@ -129,12 +129,14 @@ class Pipe(nn.Module):
         grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if grad and loss is None and self._schedule != "gpipe":
             raise ValueError(
-                f"Pipe: schedule={self._schedule!r} runs backwards before the last forward, and needs the loss: "
-                "pipe(x, target=y, loss=function).local_value().backward()"
+                f"Pipe: schedule={self._schedule!r} begins with backward before the last forward, and needs the "
+                "loss: pipe(x, target=y, loss=function).local_value().backward()"
             )
         kept = KEPT[self._checkpoint]
         again = len(micros) - kept if grad and self.training and kept is not None else 0
-        run = PipeRun(stages, _actions(self._schedule, len(stages), len(micros)), micros, grad=grad, again=again)
+        run = PipeRun(
+            stages, _actions(self._schedule, len(stages), len(micros)), micros, grad=grad, again=again
+        )
         self._spans = run.spans
         if loss is not None:
             shares = (size / rows if rows else 1 / len(sizes) for size in sizes)
@@ -167,12 +169,17 @@ class Pipe(nn.Module):
 
 def _check(module: nn.Sequential) -> None:
     """Raise for what a Pipe of the children would lose."""
+    kind: Any = type(module)
+    if not issubclass(kind, nn.Sequential) or kind.forward is not nn.Sequential.forward:
+        raise TypeError(f"Pipe: module is a {kind.__name__}, expected a plain nn.Sequential")
     children = dict(module.named_children())
     if not children or len(children) != len(module):
-        raise ValueError(f"Pipe: {len(module)} children, {len(children)} different ones; expected each one once")
+        raise ValueError(
+            f"Pipe: {len(module)} children, {len(children)} different ones; expected each one once"
+        )
     if module._parameters or module._buffers or has_hooks(module):
         raise ValueError(
-            "Pipe: the nn.Sequential has hooks, parameters or buffers of its own, which its children do not have. "
+            "Pipe: the nn.Sequential has hooks, parameters or buffers of its own, beside those of its children. "
             "Give them to a child; register hooks on the Pipe"
         )
 
@@ -202,11 +209,12 @@ def _by_device(places: dict[str, torch.device | None]) -> Groups:
     return groups, devices
 
 
-def _by_number(places: dict[str, torch.device | None], balance: tuple[int, ...]) -> Groups:
+def _by_number(places: dict[str, torch.device | None], balance: Sequence[int]) -> Groups:
     """Stages of so many children. Example: balance 1 2 -> [0] [1 2]."""
-    whole = all(isinstance(count, int) and count > 0 for count in balance)
-    if not whole or sum(balance) != len(places):
-        raise ValueError(f"Pipe: balance={list(balance)}, expected numbers from 1 whose sum is {len(places)}")
+    if sum(balance) != len(places):
+        raise ValueError(
+            f"Pipe: balance={balance} counts {sum(balance)} children, and there are {len(places)}"
+        )
     names = iter(places)
     groups = [list(itertools.islice(names, count)) for count in balance]
     devices: list[torch.device | None] = []
@@ -220,11 +228,11 @@ def _by_number(places: dict[str, torch.device | None], balance: tuple[int, ...])
 
 @functools.lru_cache
 def _actions(name: str, stages: int, micro_batches: int) -> Schedule:
-    """The schedule, proved. The backwards of GPipe come in reverse: the last micro-batch's activations are new."""
+    """The schedule, proved. GPipe's last micro-batch goes backward first: its activations are there."""
     made = schedule(name, stages, micro_batches)
     if name == "gpipe":
         forwards = ([action for action in order if action.kind == "F"] for order in made.orders)
-        orders = (tuple([*own, *(Action("B", *action[1:]) for action in reversed(own))]) for own in forwards)
+        orders = ((*own, *(Action("B", *action[1:]) for action in reversed(own))) for own in forwards)
         made = Schedule(name, tuple(orders), made.rank_of, micro_batches)
     prove(made)
     return made
@@ -257,24 +265,26 @@ def _cut(given: Any, chunks: int, rows: int) -> list[Any]:
 
 def _share(loss: Loss, target: Any, share: float, output: Any, device: torch.device | None) -> Tensor:
     """What a micro-batch adds to the mean loss of the batch. device: of the last stage."""
-    value = loss(output, target if device is None else mapped(target, lambda tensor: tensor.to(device)))
+    value: Any = loss(output, target if device is None else mapped(target, lambda tensor: tensor.to(device)))
     if not isinstance(value, Tensor) or value.dim():
         what = f"a tensor of shape {[*value.shape]}" if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"Pipe: loss returned {what}, expected a tensor without dimensions: the mean over the rows")
+        raise TypeError(
+            f"Pipe: loss returned {what}, expected a tensor without dimensions: the mean over the rows"
+        )
     return value * share
 
 
 def _joined(outputs: list[Any], sizes: list[int]) -> Any:
     """The output of the batch."""
-    plain = [mapped(one, lambda tensor: None) for one in outputs]
+    plain = [mapped(one, lambda _: None) for one in outputs]
     if any(one != plain[0] for one in plain):
         raise TypeError(f"Pipe: micro-batches returned different values that are no tensors: {plain}")
     for one, size in zip(outputs, sizes, strict=True):
         for tensor in tensors_in(one):
             if not tensor.dim() or (size and len(tensor) % size):
                 raise TypeError(
-                    f"Pipe: {size} rows gave a tensor of shape {[*tensor.shape]}, which cannot be joined with those "
-                    "of other micro-batches: dimension 0 has to be the rows. A loss goes into loss="
+                    f"Pipe: {size} rows gave a tensor of shape {[*tensor.shape]}, which cannot be joined "
+                    "with those of other micro-batches: dimension 0 has to be the rows. A loss goes into loss="
                 )
     columns = zip(*(tensors_in(one) for one in outputs), strict=True)
     joined = iter([torch.cat(column) for column in columns])
@@ -288,7 +298,7 @@ class _Begin(torch.autograd.Function):
     """Runs all cells forward, and in backward all cells backward."""
 
     @staticmethod
-    def forward(ctx: Any, run: PipeRun, trained: list[nn.Parameter], *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, run: PipeRun, trained: list[nn.Parameter], *_tensors: Tensor) -> Tensor:
         ctx.run, ctx.trained = run, trained
         run.take("F")
         return torch.zeros((), device="cpu")
@@ -323,7 +333,7 @@ class _Trained(torch.autograd.Function):
     """Runs all cells forward and backward; returns the loss, and in backward its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, run: PipeRun, trained: list[nn.Parameter], *tensors: Tensor) -> Any:
+    def forward(ctx: Any, run: PipeRun, trained: list[nn.Parameter], *_tensors: Tensor) -> Any:
         run.take("FB")
         ctx.grads = run.gradients(trained)
         return sum(one.detach() for one in run.take_outputs())
