@@ -29,6 +29,8 @@ from unisono.torch_internals.training import hooks_of, set_hooks
 from .cell_draws import CELL_DRAWS
 from .schedule import Action, Schedule, Span, StageMessage, predict
 
+FREED = "Pipe: backward ran already, and what it needs is freed. Call the Pipe again"
+
 
 class Stage(NamedTuple):
     """Children that run one after the other on one device; None: they have no parameters."""

@@ -28,7 +28,7 @@ from unisono.errors import UnfitError
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.fused import has_hooks
 
-from .cells import PipeRun, Stage
+from .cells import FREED, PipeRun, Stage
 from .schedule import Action, Schedule, Span, Timeline, prove, schedule
 
 SCHEDULES = ("gpipe", "1f1b")
@@ -102,7 +102,7 @@ class Pipe(nn.Module):
             if hasattr(self, name):
                 raise ValueError(f'Pipe: a child is called "{name}", as an attribute of Pipe is. Rename it')
             self.add_module(name, child)
-        self.train(module.training)
+        self.training = module.training
         self._stages()
 
     def forward(self, *inputs: Any, target: Any = None, loss: Loss | None = None) -> PipeOutput:
@@ -129,8 +129,8 @@ class Pipe(nn.Module):
         grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if grad and loss is None and self._schedule != "gpipe":
             raise ValueError(
-                f"Pipe: schedule={self._schedule!r} begins with backward before the last forward, and needs the "
-                "loss: pipe(x, target=y, loss=function).local_value().backward()"
+                f"Pipe: schedule={self._schedule!r} begins with backward before the last forward, and needs "
+                "the loss: pipe(x, target=y, loss=function).local_value().backward()"
             )
         kept = KEPT[self._checkpoint]
         again = len(micros) - kept if grad and self.training and kept is not None else 0
@@ -179,8 +179,8 @@ def _check(module: nn.Sequential) -> None:
         )
     if module._parameters or module._buffers or has_hooks(module):
         raise ValueError(
-            "Pipe: the nn.Sequential has hooks, parameters or buffers of its own, beside those of its children. "
-            "Give them to a child; register hooks on the Pipe"
+            "Pipe: the nn.Sequential has hooks, parameters or buffers beside those of its children. Give"
+            " them to a child; register hooks on the Pipe"
         )
 
 
@@ -284,7 +284,7 @@ def _joined(outputs: list[Any], sizes: list[int]) -> Any:
             if not tensor.dim() or (size and len(tensor) % size):
                 raise TypeError(
                     f"Pipe: {size} rows gave a tensor of shape {[*tensor.shape]}, which cannot be joined "
-                    "with those of other micro-batches: dimension 0 has to be the rows. A loss goes into loss="
+                    "with those of other micro-batches: dimension 0 has to be the rows. Or write loss="
                 )
     columns = zip(*(tensors_in(one) for one in outputs), strict=True)
     joined = iter([torch.cat(column) for column in columns])
@@ -341,4 +341,7 @@ class _Trained(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return None, None, *(None if own is None else own * grad.to(own.device) for own in ctx.grads)
+        grads, ctx.grads = ctx.grads, None
+        if grads is None:
+            raise RuntimeError(FREED)
+        return None, None, *(None if own is None else own * grad.to(own.device) for own in grads)
