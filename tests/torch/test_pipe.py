@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import suite
 import unisono.parallel as up
 from effort import judge_time
 from inside_parallel import predict, schedule
@@ -322,3 +324,8 @@ def test_what_does_not_fit_is_refused(text: str) -> None:
     kind, call = WRONG[text]
     with pytest.raises(kind, match=text):
         call()
+
+
+def test_beside_data_parallel_with_checkpoints(forks: suite.Forks, tmp_path: Path) -> None:
+    texts = forks.run(tmp_path, {"piped": ("parallel.piped", 2, [])})["piped"]
+    assert all("the losses of one process" in text and "(ended" not in text for text in texts), texts
