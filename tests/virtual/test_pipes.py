@@ -11,10 +11,10 @@ PIPED = Path(__file__).resolve().parents[1] / "torch" / "parallel" / "piped.py"
 
 
 @pytest.mark.parametrize("machine", [2], indirect=True)
-@pytest.mark.parametrize("check", ["0", "1"])
-def test_a_program_for_pytorchs_pipe(machine: Any, check: str) -> None:
+@pytest.mark.parametrize("check", [{}, {"TORCH_CUDA_SANITIZER": "1"}])
+def test_a_program_for_pytorchs_pipe(machine: Any, check: dict[str, str]) -> None:
     program = Path(__file__).with_name("programs") / "pipes.py"
-    ended = machine.run(program, 1, UNISONO_VIRTUAL_CHECK_STREAMS=check)
+    ended = machine.run(program, 1, **check)
     assert not any(ended.codes), ended.text
     assert "as the plain model" in ended.text
 

@@ -237,9 +237,13 @@ class PipeRun:
                 output = self.losses[micro](output, stage.device)
             return output
 
-    def _on(self, stage: Stage) -> contextlib.AbstractContextManager[Any]:
-        stream = self._streams.get(stage.device) if stage.device is not None else None
-        return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+    @contextlib.contextmanager
+    def _on(self, stage: Stage) -> Iterator[None]:
+        """The caller's streams, as this thread may have others: a copy runs on the one of its source."""
+        with contextlib.ExitStack() as stack:
+            for device in sorted(self._streams, key=lambda device: device == stage.device):  # its own last
+                stack.enter_context(torch.cuda.stream(self._streams[device]))
+            yield
 
 
 def _check_versions(cell: _Cell, what: str) -> None:
