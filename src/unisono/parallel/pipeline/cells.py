@@ -94,7 +94,7 @@ class PipeRun:
         self.spans: list[Span] = []
         self._outputs: dict[int, Any] = {}
         self._cells: dict[tuple[int, int], _Cell] = {}
-        self._sums: list[dict[Tensor, Tensor]] = [{} for _ in stages]
+        self._sums: list[dict[Tensor, tuple[Tensor, bool]]] = [{} for _ in stages]
         self._of_rows: dict[int, list[Tensor | None]] = {}
         devices = [stage.device for stage in stages if stage.device is not None]
         gpus = [device for device in devices if device.type == "cuda"]
@@ -146,7 +146,7 @@ class PipeRun:
         sums, self._sums = self._sums, []
         found: list[Tensor | None] = []
         for parameter in trained:
-            parts = [own.pop(parameter) for own in sums if parameter in own]
+            parts = [own.pop(parameter)[0] for own in sums if parameter in own]
             found.append(functools.reduce(torch.add, parts) if parts else None)
         return [*rows, *found]
 
@@ -205,10 +205,9 @@ class PipeRun:
             ends, own = zip(*pairs, strict=True)
             found = torch.autograd.grad(ends, wanted, own, allow_unused=True)
             grads = dict(zip(wanted, found, strict=True))
-        sums = self._sums[stage.number]
         for parameter in trained:
             if (grad := grads.get(parameter)) is not None:
-                sums[parameter] = sums[parameter] + grad if parameter in sums else grad
+                self._add(self._sums[stage.number], parameter, grad)
         given = [grads.get(leaf) for leaf in leaves]
         if stage.number == 0:
             self._of_rows[micro] = [
@@ -216,6 +215,13 @@ class PipeRun:
                 for grad, tensor in zip(given, tensors_in(self._micros[micro]), strict=True)
             ]
         return given
+
+    def _add(self, sums: dict[Tensor, tuple[Tensor, bool]], parameter: Tensor, grad: Tensor) -> None:
+        """Add to a sum. The first gradient may be the memory of another one; a sum is written in place."""
+        before, own = sums.get(parameter, (grad, False))
+        if parameter in sums:
+            before = before.add_(grad) if own else before + grad
+        sums[parameter] = before, parameter in sums
 
     def _leaf(self, tensor: Tensor, device: torch.device | None) -> Tensor:
         moved = tensor.detach() if device is None else tensor.detach().to(device, non_blocking=True)

@@ -3,10 +3,10 @@
 Children on one device are a stage. On real GPUs one thread runs the cells of all stages, because kernels run
 by themselves. Elsewhere each stage has a thread.
 
-    forward     rows, parameters -> _Begin (all cells forward) -> token -> _End -> outputs -> caller's loss
-    backward    gradients <- _Begin (all cells backward) <- token <- _End (keeps gradients) <- of the outputs
+    forward     rows, parameters -> _PipeStart: all cells forward -> token -> _PipeEnd -> outputs
+    backward    gradients of these <- _PipeStart: all cells backward <- token <- _PipeEnd <- their gradients
 
-The token is on the CPU, so `_Begin` runs in the thread that called backward: autograd's threads of the
+The token is on the CPU, so `_PipeStart` runs in the thread that called backward: autograd's threads of the
 devices stay free for the cells.
 """
 
@@ -141,12 +141,12 @@ class Pipe(nn.Module):
         if loss is not None:
             shares = (size / rows if rows else 1 / len(sizes) for size in sizes)
             run.losses = [partial(_share, loss, *one) for one in zip(targets, shares, strict=True)]
-            value = _Trained.apply(run, trained, *tensors) if grad else sum(run.forward())
+            value = _PipeLoss.apply(run, trained, *tensors) if grad else sum(run.forward())
             return PipeOutput(value)
         if grad:
-            token = _Begin.apply(run, trained, *tensors)
+            token = _PipeStart.apply(run, trained, *tensors)
             outputs = run.take_outputs()
-            flat = iter(_End.apply(run, token, [[*tensors_in(one)] for one in outputs]))
+            flat = iter(_PipeEnd.apply(run, token, [[*tensors_in(one)] for one in outputs]))
             outputs = [mapped(one, lambda _: next(flat)) for one in outputs]
         else:
             outputs = run.forward()
@@ -294,7 +294,7 @@ def _joined(outputs: list[Any], sizes: list[int]) -> Any:
 # ---- in the caller's graph ----
 
 
-class _Begin(torch.autograd.Function):
+class _PipeStart(torch.autograd.Function):
     """Runs all cells forward, and in backward all cells backward."""
 
     @staticmethod
@@ -310,7 +310,7 @@ class _Begin(torch.autograd.Function):
         return None, None, *ctx.run.gradients(ctx.trained)
 
 
-class _End(torch.autograd.Function):
+class _PipeEnd(torch.autograd.Function):
     """Returns the outputs of the micro-batches, and in backward keeps their gradients."""
 
     @staticmethod
@@ -329,7 +329,7 @@ class _End(torch.autograd.Function):
         return None, torch.zeros((), device="cpu"), None
 
 
-class _Trained(torch.autograd.Function):
+class _PipeLoss(torch.autograd.Function):
     """Runs all cells forward and backward; returns the loss, and in backward its gradients."""
 
     @staticmethod
