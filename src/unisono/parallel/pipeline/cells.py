@@ -32,7 +32,7 @@ from .schedule import Action, Schedule, Span, StageMessage, predict
 FREED = "Pipe: backward ran already, and what it needs is freed. Call the Pipe again"
 
 
-class Stage(NamedTuple):
+class PipeStage(NamedTuple):
     """Children that run one after the other on one device; None: they have no parameters."""
 
     number: int
@@ -85,7 +85,7 @@ class PipeRun:
     """
 
     def __init__(
-        self, stages: list[Stage], schedule: Schedule, micros: list[Any], *, grad: bool, again: int
+        self, stages: list[PipeStage], schedule: Schedule, micros: list[Any], *, grad: bool, again: int
     ) -> None:
         self._stages, self._schedule, self._micros = stages, schedule, micros
         self._grad, self._again, self._seed = grad, again, drawn_seed()
@@ -172,7 +172,7 @@ class PipeRun:
             cell.outputs = [*tensors_in(self._computed(stage, action.micro, cell.inputs))]
         self.spans.append(Span(action.stage, action, start, time.perf_counter()))
 
-    def _forward(self, stage: Stage, micro: int, came: Any) -> Any:
+    def _forward(self, stage: PipeStage, micro: int, came: Any) -> Any:
         given = came if stage.number else self._micros[micro]
         inputs = mapped(given, lambda tensor: self._leaf(tensor, stage.device))
         cell = _Cell(inputs, [] if self._inference else [tensor._version for tensor in tensors_in(inputs)])
@@ -188,7 +188,7 @@ class PipeRun:
             self._outputs[micro] = sent
         return sent
 
-    def _backward(self, stage: Stage, micro: int, came: Any) -> list[Tensor | None]:
+    def _backward(self, stage: PipeStage, micro: int, came: Any) -> list[Tensor | None]:
         cell = self._cells.pop((stage.number, micro))
         outputs = cell.outputs or []
         if stage.number + 1 == len(self._stages):
@@ -227,7 +227,7 @@ class PipeRun:
         moved = tensor.detach() if device is None else tensor.detach().to(device, non_blocking=True)
         return moved.requires_grad_(self._grad and tensor.requires_grad)
 
-    def _computed(self, stage: Stage, micro: int, inputs: Any) -> Any:
+    def _computed(self, stage: PipeStage, micro: int, inputs: Any) -> Any:
         """What the stage returns, or the loss of it, as in the caller's thread."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self._inference))
@@ -244,7 +244,7 @@ class PipeRun:
             return output
 
     @contextlib.contextmanager
-    def _on(self, stage: Stage) -> Iterator[None]:
+    def _on(self, stage: PipeStage) -> Iterator[None]:
         """The caller's streams, as this thread may have others: a copy runs on the one of its source."""
         with contextlib.ExitStack() as stack:
             for device in sorted(self._streams, key=lambda device: device == stage.device):  # its own last
@@ -267,7 +267,7 @@ def _gpus_are_real() -> bool:
 
 
 @contextlib.contextmanager
-def _hooks_off(stages: list[Stage]) -> Iterator[None]:
+def _hooks_off(stages: list[PipeStage]) -> Iterator[None]:
     """Within it the hooks of parameters are not called: they get the gradient of the whole batch later."""
     hooked = {p: hooks for stage in stages for p in stage.trained() if (hooks := hooks_of(p, OF_GRADIENTS))}
     for parameter in hooked:

@@ -28,7 +28,7 @@ from unisono.errors import UnfitError
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.fused import has_hooks
 
-from .cells import FREED, PipeRun, Stage
+from .cells import FREED, PipeRun, PipeStage
 from .schedule import Action, Schedule, Span, Timeline, prove, schedule
 
 SCHEDULES = ("gpipe", "1f1b")
@@ -157,12 +157,12 @@ class Pipe(nn.Module):
         spans = [*self._spans]
         return Timeline(self._schedule, 1 + max((span.rank for span in spans), default=0), spans)
 
-    def _stages(self) -> list[Stage]:
+    def _stages(self) -> list[PipeStage]:
         """The stages as the children are now."""
         places = {name: _device_of(name, child) for name, child in self.named_children()}
         names, devices = _by_device(places) if self._balance is None else _by_number(places, self._balance)
         return [
-            Stage(number, {name: self.get_submodule(name) for name in group}, device)
+            PipeStage(number, {name: self.get_submodule(name) for name in group}, device)
             for number, (group, device) in enumerate(zip(names, devices, strict=True))
         ]
 
