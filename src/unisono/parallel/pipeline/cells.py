@@ -63,7 +63,7 @@ class PipeStage(NamedTuple):
 
 
 @dataclass
-class _Cell:
+class _PipeCell:
     """A micro-batch after its forward through a stage. outputs: None: it is computed again in backward."""
 
     inputs: Any
@@ -93,7 +93,7 @@ class PipeRun:
         self.grads: list[list[Tensor | None]] = []
         self.spans: list[Span] = []
         self._outputs: dict[int, Any] = {}
-        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._cells: dict[tuple[int, int], _PipeCell] = {}
         self._sums: list[dict[Tensor, tuple[Tensor, bool]]] = [{} for _ in stages]
         self._of_rows: dict[int, list[Tensor | None]] = {}
         devices = [stage.device for stage in stages if stage.device is not None]
@@ -175,7 +175,9 @@ class PipeRun:
     def _forward(self, stage: PipeStage, micro: int, came: Any) -> Any:
         given = came if stage.number else self._micros[micro]
         inputs = mapped(given, lambda tensor: self._leaf(tensor, stage.device))
-        cell = _Cell(inputs, [] if self._inference else [tensor._version for tensor in tensors_in(inputs)])
+        cell = _PipeCell(
+            inputs, [] if self._inference else [tensor._version for tensor in tensors_in(inputs)]
+        )
         output = self._computed(stage, micro, inputs)
         if self._grad:
             self._cells[stage.number, micro] = cell
@@ -252,7 +254,7 @@ class PipeRun:
             yield
 
 
-def _check_versions(cell: _Cell, what: str) -> None:
+def _check_versions(cell: _PipeCell, what: str) -> None:
     """Raise UnfitError where the inputs of a cell are not what they were."""
     if any(t._version != was for t, was in zip(tensors_in(cell.inputs), cell.versions, strict=False)):
         raise UnfitError(
