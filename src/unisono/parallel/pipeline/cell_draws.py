@@ -21,7 +21,7 @@ from unisono.torch_internals.fake import OperatorMode, arguments_of
 
 # overload without a generator -> with one; the others take one themselves, or never
 VARIANTS = {
-    "default": "generator",
+    "": "generator",
     "low": "low_generator",
     "low_dtype": "low_generator_dtype",
     "Tensor": "Tensor_generator",
@@ -125,7 +125,8 @@ def _takes_generator(func: Any) -> bool:
 
 def _variant(func: Any) -> Any:
     """The overload with a generator; None: there is none."""
-    return getattr(func.overloadpacket, VARIANTS.get(func._overloadname, ""), None)
+    overload = func.name().partition(".")[2]
+    return getattr(func.overloadpacket, VARIANTS.get(overload, ""), None)
 
 
 def _in_checkpoint() -> bool:
