@@ -1,7 +1,6 @@
-"""Pipelines in each process, data parallel over them: `main(rank, size, folder, *modes)`.
+"""Data parallel over pipelines, one in each process: the losses of one process, also after a checkpoint.
 
-The losses are those of one process, also after a checkpoint; without MASTER_ADDR's GPUs on CPU threads. On
-virtual GPUs, as a program, each rank has two devices.
+`main(rank, size, folder)`: on CPU threads. As a program, with a backend and a folder: two GPUs for each rank.
 """
 
 import os
