@@ -26,6 +26,8 @@ RUNS = [
     ("tensor_parallel.py", 2, [], "from one process's"),
     ("pipeline.py", 2, ["--schedule", "gpipe"], "from one process's"),
     ("pipeline.py", 4, ["--schedule", "1f1b"], "from one process's"),
+    ("pipe.py", 1, [], "gpipe: bubble"),
+    ("pipe.py", 2, [], "the Pipe goes on"),
     ("checkpoint.py", 2, ["checkpoint.pt"], "from one process's"),
     ("overlap.py", 2, [], "ms a step, ratio"),
     ("sampler.py", 3, [], "epoch 2: rank 0 sees"),

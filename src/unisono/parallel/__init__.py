@@ -28,6 +28,7 @@ from .materialize import materialize
 from .metrics import Average, Progress
 from .optimizers import Parameters
 from .parallelize import parallelize
+from .pipeline.devices import Pipe
 from .plan import OuterSGD, Plan
 from .planning.choice import ModelChoice
 from .planning.machine import JobHost
@@ -57,6 +58,7 @@ __all__ = [
     "NoPlanFitsError",
     "OuterSGD",
     "Parameters",
+    "Pipe",
     "Plan",
     "PowerSGD",
     "Progress",
