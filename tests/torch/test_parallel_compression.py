@@ -16,7 +16,7 @@ from loops import each
 from test_checks import run_all
 from unisono.codecs.low_rank import orthonormal
 
-MODULES = ("compression", "compressed_runs")
+MODULES = ("compression", "compressed_runs", "compressed_units")
 CHECKS = [check for check in suite.checks("parallel") if check.partition(".")[0] in MODULES]
 
 

@@ -77,9 +77,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("precision", ("f32",), "low copies of parameters are not swapped"),
     ),
     "compression": (
-        Need("zero", (0,), "it averages whole gradients, and data ranks that share have a part of them"),
         Need("swap", (None,), "its error feedback stays in memory"),
-        Need("precision", ("f32", "autocast"), "it takes f32 gradients"),
     ),
     "local_steps": (
         Need("buffers", ("average", "first"), "replicas meet with one model"),
@@ -117,6 +115,14 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     ),
 }
 """A setting -> what it needs, where it is not the default. `docs/plans.md` shows the table."""
+
+COMPRESSED_UNITS = (
+    Need("tensor", (1,), "gradients of a unit would be those of parts of matrices"),
+    Need("pipeline", (1,), "each unit averages once for each update, in the last backward of all"),
+    Need("local_steps", (None,), "replicas average differences, and not gradients of units"),
+    Need("reduce", ("f32",), "it takes f32 gradients"),
+)
+"""What compression needs beside zero=1 to 3 or low precision, where it averages the gradients of units."""
 
 OWN_LOOP = (
     Need("tensor", (1,), "a rank's backward gives a part of each gradient"),
@@ -169,8 +175,8 @@ class Plan:
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
             models on a GPU). None: where the model is.
-        compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`. With zero=0
-            and precision="f32", in CPU memory.
+        compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`, in CPU
+            memory. With shard= what replicas exchange; what a group of shards reduces stays f32.
         local_steps: replicas (data / shard) train on their own, and meet after this number of steps with the
             difference of their weights. Between meetings they exchange nothing. None: gradients are averaged
             in every step.
@@ -278,6 +284,9 @@ class Plan:
                 continue
             for unmet in self._unmet(here, needs):
                 raise UnfitError(unmet)
+        units = self.compression is not None and (self.zero > 0 or self.low)
+        for unmet in self._unmet(f"compression with zero={self.zero}, precision={self.precision!r}", COMPRESSED_UNITS if units else ()):
+            raise UnfitError(unmet)
 
     def _unmet(self, what: str, needs: Iterable[Need]) -> Iterator[str]:
         for need in needs:

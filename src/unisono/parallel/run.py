@@ -112,7 +112,7 @@ class Run:
         self._loss_check: LossCheck | None = None  # of the first step that cuts a loss which may be no mean
         if not (loss is None or self._weigh in ("rows", SUM) or is_mean(loss)):
             self._loss_check = LossCheck(loss, self._weigh, self._ignored, built.mesh.axes.device_type)
-        self.compression = built.units.compression if isinstance(built.units, ReplicatedParameters) else None
+        self.compression = None if isinstance(built.units, ParameterSwap) else built.units.compression
         self._named = built.named
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
@@ -209,6 +209,8 @@ class Run:
                 self._clear()  # what a backward outside a step has left
             made, work, total = self._work(batch, self._accumulated, train=True, update=update)
             with self._gradients_end(update=update):
+                if self.compression is not None:
+                    self.compression.scale = self.scaler.scale
                 self._written.begin()
                 loss, count, self._spans = self._built.runtime.run(made, work)
                 wrote, lost = self._written.written(len(work.micros) * (2 if self.plan.recompute else 1))
@@ -969,6 +971,8 @@ class Run:
     def _update(self, squared: float | None, ratio: float) -> None:
         """Unscale, clip, step; or skip the step."""
         factor = self._factor(squared, ratio)
+        if self.compression is not None:
+            self.compression.settle(undo=factor is None)
         if factor is not None:
             self._step(factor)
 

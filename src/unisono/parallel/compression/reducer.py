@@ -48,12 +48,23 @@ class Compression:
         settings: the PowerSGD or Compressed.
         steps: the number of steps made.
         choices: parameter -> how its gradient is sent: a rank, a codec or "exact".
+        scale: by which gradients of units come multiplied. Errors are kept without it, for it changes.
+    Args:
+        whole: each rank has whole gradients of parameters that are cut over the group.
+        tentative: a step may be skipped; until `settle` the buffers from before it are kept, too.
     """
 
     def __init__(
-        self, settings: CompressionSettings, named: Mapping[str, Tensor], group: dist.ProcessGroup
+        self,
+        settings: CompressionSettings,
+        named: Mapping[str, Tensor],
+        group: dist.ProcessGroup,
+        *,
+        whole: bool = False,
+        tentative: bool = False,
     ) -> None:
-        self.settings, self.steps = settings, 0
+        self.settings, self.steps, self.scale = settings, 0, 1.0
+        self._tentative = tentative
         self._group, self._flight = group, ExchangeQueue()
         self._seed = settings.low_rank.seed
         trained = {name: value for name, value in named.items() if value.requires_grad}
@@ -62,10 +73,10 @@ class Compression:
         options: dict[str, Any] = {"feedback": settings.feedback, "errors": settings.errors}
         self._held = {
             value: CompressionState(
-                name, part.shape, settings.choice(name, part.shape), **options, seed=self._seed
+                name, shape, settings.choice(name, shape), **options, seed=self._seed
             )
             for name, value in trained.items()
-            for part in [local(value)]
+            for shape in [value.shape if whole else local(value).shape]
         }
 
     @property
@@ -124,6 +135,21 @@ class Compression:
 
         self._flight.begin(f"up::{'compressed' if self.active else 'gradients'}|{label}", steps())
 
+    def is_exact(self, parameter: Tensor) -> bool:
+        """Whether its gradient is sent as it is: also where it was frozen when this began."""
+        held = self._held.get(parameter)
+        return held is None or held.choice == "exact"
+
+    def average(self, pairs: Sequence[Pair], label: str) -> None:
+        """Average the gradients of a unit, in place, and wait for them. The step goes on."""
+        self._flight.begin(f"up::compressed|{label}", self._steps(pairs, ()))
+        self._flight.finish()
+
+    def average_exactly(self, flat: Tensor) -> None:
+        """Average one vector as it is, in place."""
+        self._flight.begin("up::gradients|exact", exact_mean(flat, self._group))
+        self._flight.finish()
+
     def finish(self) -> None:
         """Wait for the averages of all buckets that were started: the end of a step."""
         self._flight.finish()
@@ -132,12 +158,20 @@ class Compression:
     def reset(self) -> None:
         """Clean up after a step that ended with an error."""
         self._flight.drop()
+        self.settle(undo=True)
+
+    def settle(self, *, undo: bool) -> None:
+        """End a tentative step. undo: it is skipped, and the buffers are those from before it."""
+        for held in self._held.values() if self._tentative else ():
+            held.settle(undo=undo)
 
     # ---- one bucket ----
 
     def _steps(self, pairs: Sequence[Pair], exact: Sequence[Tensor]) -> Steps[None]:
         known = [(self._held.get(parameter), gradient) for parameter, gradient in pairs]
         sent = [(held, gradient) for held, gradient in known if held is not None and held.choice != "exact"]
+        for held, _ in sent if self._tentative else ():
+            held.hold()
         # a parameter that was frozen when this began is exact, too
         as_is = [gradient for held, gradient in known if held is None or held.choice == "exact"]
         as_is += exact
@@ -268,14 +302,17 @@ class CompressionCheckpoint:
 
     The error of a result is the mean of the error buffers over the data ranks. So a plan with another number
     of data ranks gives each of its ranks that mean: no error is lost, and none is counted twice. Matrices
-    that the tensor axis cuts differently start with empty buffers, and a warning reports it.
+    that the tensor axis, or shard=, cuts differently start with empty buffers, and a warning reports it.
     """
 
     def __init__(self, compression: Compression, mesh: PlanMesh) -> None:
         self._compression = compression
-        self._stage, self._row = mesh.stage, mesh.row
-        self._tensor, self._data = mesh.place("tensor"), mesh.plan.data
-        self._cut = mesh.plan.tensor
+        self._stage, self._row, self._data = mesh.stage, mesh.row, mesh.plan.data
+        self._tensor, self._cut = mesh.place("tensor"), mesh.plan.tensor
+        replicas = mesh.plan.data // mesh.plan.shards
+        if replicas > 1 and mesh.plan.shards > 1:  # they average the rows of a rank, and have no tensor axis
+            self._row, self._data = mesh.place("replica"), replicas
+            self._tensor, self._cut = mesh.place("shard"), mesh.plan.shards
 
     def tensors(self) -> dict[str, Tensor]:
         """This rank's buffers, by their names in a checkpoint."""

@@ -1,0 +1,108 @@
+"""Compressed gradients of a unit of `fully_shard`: in the place of its reduce-scatter, or after it.
+
+Where all data ranks share (ZeRO 1 to 3), each has whole gradients of a unit after its backward:
+
+    input of the reduce-scatter, n ranks     [n, rows of each rank of one parameter after the other]
+    low rank and codes                       average the whole gradient; each rank keeps its rows
+    exact                                    reduce-scatter, of these parameters alone
+
+So a rank's error buffer is that of the whole gradient, and the result that of ZeRO 0. Under `shard=` the
+reduce-scatter within a group of shards stays, in f32, and what replicas exchange is compressed: the rows of
+this rank. Replicas in low precision (ZeRO 0) are the same with one rank to a group.
+Source of the second: Ramesh et al., Zero-Shot Text-to-Image Generation, 2021, appendix E.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from unisono.parallel.gradients import local
+from unisono.torch_internals import version_names
+
+from .reducer import Compression
+
+
+class UnitReduction:
+    """What `FSDPModule.set_custom_reduce_scatter` and `set_all_reduce_hook` take.
+
+    Args:
+        trained: gives the sharded parameters of the unit that have gradients, in the order of messages.
+    """
+
+    def __init__(
+        self, compression: Compression, trained: Callable[[], Sequence[nn.Parameter]], label: str
+    ) -> None:
+        self._compression, self._trained, self._label = compression, trained, label
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for a message."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any,
+        async_op: bool = False,
+    ) -> None:  # fmt: skip
+        """Average over the ranks; `output_tensor` gets this rank's rows of each parameter."""
+        del async_op
+        places = list(self._places(output_tensor.numel(), group.size()))
+        if not self._compression.active:
+            version_names.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
+            return
+        given = input_tensor.view(group.size(), -1)
+        exact = [at for parameter, at in places if self._compression.is_exact(parameter)]
+        if exact:
+            sent = torch.cat([given[:, at] for at in exact], 1)
+            mine = sent.new_empty(sent.size(1))
+            version_names.reduce_scatter_single(mine, sent.view(-1), op=op, group=group)
+            for at, part in zip(exact, mine.split([at.stop - at.start for at in exact]), strict=True):
+                output_tensor[at] = part
+        scale, rank = self._compression.scale, group.rank()
+        pairs = []
+        for parameter, at in places:
+            if not self._compression.is_exact(parameter):
+                whole = given[:, at].reshape(-1)[: parameter.numel()].view(parameter.shape)
+                pairs.append((parameter, whole / scale))
+        self._compression.average(pairs, self._label)
+        where = dict(places)
+        for parameter, whole in pairs:
+            at = where[parameter]
+            length = at.stop - at.start
+            own = whole.view(-1)[rank * length : (rank + 1) * length]
+            output_tensor[at].zero_()[: own.numel()] = own.mul_(scale)
+
+    def average_part(self, part: Tensor) -> None:
+        """Average this rank's rows over the replicas, in place: the hook after the reduce-scatter."""
+        scale, pairs = self._compression.scale, []
+        if not self._compression.active:
+            self._compression.average_exactly(part)
+            return
+        for parameter, at in self._places(part.numel(), None):
+            own = local(parameter)
+            pairs.append((parameter, part[at][: own.numel()].view(own.shape)))
+        part.div_(scale)
+        self._compression.average(pairs, self._label)
+        part.mul_(scale)
+
+    def _places(self, numel: int, ranks: int | None) -> Iterator[tuple[nn.Parameter, slice]]:
+        """Where each parameter's rows are in a message of one rank. ranks: that share; None: of its mesh."""
+        start, trained = 0, list(self._trained())
+        found = []
+        for parameter in trained:
+            sharing = ranks or parameter.device_mesh.size()  # type: ignore[attr-defined]
+            rows = math.ceil(parameter.shape[0] / sharing)
+            length = rows * math.prod(parameter.shape[1:])
+            found.append((parameter, slice(start, start + length)))
+            start += length
+        if start != numel:
+            raise RuntimeError(
+                f"a parameter of {self._label} has no gradient on this rank, and compression= with zero= or "
+                "low precision averages all of a unit. Freeze it (requires_grad_(False)), or write "
+                "Plan(uneven_use=True)"
+            )
+        return iter(found)
