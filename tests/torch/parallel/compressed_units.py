@@ -39,3 +39,16 @@ def check_zero_is_that_of_whole_gradients(rank, size):
                 torch.testing.assert_close(value, values[name], rtol=2e-2, atol=2e-4)
             assert run.compression.buffers().keys() == buffers.keys()
             assert all(run.compression.buffers()[key].shape == one.shape for key, one in buffers.items())
+
+
+def check_low_precision_and_shards(rank, size):
+    for precision, zero in itertools.product(("bf16", "fp16"), (0, 1, 3)):
+        plain, _ = losses(rank, size, precision=precision, zero=zero)
+        found, run = losses(rank, size, precision=precision, zero=zero, compression=LOW)
+        assert run.compression.memory() > 0
+        assert all(p.grad is None or p.grad.dtype == torch.float32 for p in run.trained.values())
+        assert found[:2] == pytest.approx(plain[:2], rel=1e-5)
+        if zero == 0:
+            wanted = found
+        assert found == pytest.approx(wanted, rel=5e-3), (precision, zero)
+        assert run.skipped == 0
