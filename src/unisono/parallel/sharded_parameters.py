@@ -21,7 +21,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from unisono.errors import UnfitError
 from unisono.torch_internals import fsdp, training
 
 from .compression.reducer import Compression
-from .compression.sharded_reduction import UnitReduction
+from .compression.sharded_reduction import compress_units
 from .experts.axis import ExpertAxis
 from .gradients import local
 from .graph.capture import STATE
@@ -343,13 +342,7 @@ class ShardedParameters:
             return
         options = {"whole": group is not replicas, "tentative": self._plan.precision == "fp16"}
         self.compression = Compression(settings, named, group, **options)
-        for path, unit in self.root.named_modules():
-            if isinstance(unit, FSDPModule):
-                reduction = UnitReduction(self.compression, partial(fsdp.trained, unit), path or "the root")
-                if group is replicas:
-                    unit.set_all_reduce_hook(reduction.average_part)
-                else:
-                    unit.set_custom_reduce_scatter(reduction)
+        compress_units(self.root, self.compression, parts=group is replicas)
 
     def reset(self) -> None:
         """Drop the state of a step that raised, and wait for its collectives in flight."""

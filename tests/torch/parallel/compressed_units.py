@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
 from parallel import models
@@ -181,3 +183,57 @@ def check_it_saves_and_loads(rank, size):
                 assert found == wanted[4:], plan
             else:
                 assert found == pytest.approx(wanted[4:], rel=2e-2), plan
+
+
+def check_attach_takes_a_module_of_fully_shard(rank, size):
+    """As a DistributedDataParallel with the same settings, step by step; and what it refuses."""
+    found = {}
+    for kind in ("ddp", "units"):
+        model, case = models.make("gpt"), models.CASES["gpt"]
+        settings = up.PowerSGD(rank=2, factors="f32", start=2)
+        if kind == "units":
+            for unit in (*model.children(), model):
+                fully_shard(unit)
+            compression = settings.attach(model)
+        else:
+            model = DistributedDataParallel(model)
+            compression = settings.attach(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in case.batches(6, 4 * size):
+            optimizer.zero_grad()
+            case.loss(model(x[rank::size]), y[rank::size]).backward()
+            optimizer.step()
+        assert compression.steps == 6
+        assert compression.memory() > 0
+        values = {name.removeprefix("module."): value.detach() for name, value in model.named_parameters()}
+        found[kind] = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in values.items()}
+    for name, value in found["ddp"].items():
+        torch.testing.assert_close(found["units"][name], value, rtol=1e-3, atol=1e-5)
+    with pytest.raises(TypeError, match="got a Linear, expected a DistributedDataParallel, or a module after"):
+        settings.attach(nn.Linear(4, 4))
+    outer = nn.Sequential(nn.Linear(4, 4))
+    fully_shard(outer, mesh=dist.device_mesh.init_device_mesh("cpu", (1, size), mesh_dim_names=("a", "b")))
+    with pytest.raises(TypeError, match="over a mesh of one axis"):
+        settings.attach(outer)
+
+
+def check_explain_names_what_units_send(rank, size):
+    kinds = {("f32", 3): "whole gradients are averaged", ("bf16", 0): "averaged over replicas, compressed"}
+    for (precision, zero), why in kinds.items():
+        settings = up.PowerSGD(rank=2, factors="f32", start=0)
+        run = up.parallelize(
+            models.make("gpt"), up.Plan(data=size, zero=zero, precision=precision, compression=settings),
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=models.CASES["gpt"].loss,
+        )  # fmt: skip
+        (x, y), *_ = models.CASES["gpt"].batches(1, 4 * size)
+        run.step((x[rank::size], y[rank::size]), watch=True)
+        calls = [call for call in run.explain() if why in call.why]
+        ranked = {name for name, choice in run.compression.choices.items() if isinstance(choice, int)}
+        shapes = [value.shape for name, value in run.trained.items() if name in ranked]
+        wanted = 4 * sum(2 * (n + m) for n, m in shapes) * 2 * (size - 1) / size
+        sent = sum(call.nbytes for call in calls if call.operation == "all_reduce")
+        assert {call.ranks for call in calls} == {size}
+        if zero:
+            assert sent == pytest.approx(wanted)
+        else:
+            assert sent > wanted

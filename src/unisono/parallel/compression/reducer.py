@@ -142,12 +142,12 @@ class Compression:
 
     def average(self, pairs: Sequence[Pair], label: str) -> None:
         """Average the gradients of a unit, in place, and wait for them. The step goes on."""
-        self._flight.begin(f"up::compressed|{label}", self._steps(pairs, ()))
+        self._flight.begin(label, self._steps(pairs, ()))
         self._flight.finish()
 
-    def average_exactly(self, flat: Tensor) -> None:
-        """Average one vector as it is, in place."""
-        self._flight.begin("up::gradients|exact", exact_mean(flat, self._group))
+    def average_exactly(self, flat: Tensor, label: str) -> None:
+        """Average one vector as it is, in place, and wait for it."""
+        self._flight.begin(label, exact_mean(flat, self._group))
         self._flight.finish()
 
     def finish(self) -> None:

@@ -16,16 +16,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
 
 from unisono.parallel.gradients import local
-from unisono.torch_internals import version_names
+from unisono.torch_internals import fsdp, version_names
 
 from .reducer import Compression
+from .settings import CompressionSettings
+
+
+def compress_units(root: nn.Module, compression: Compression, *, parts: bool, counts: bool = False) -> None:
+    """Reduce the gradients of all units in `root` by `compression`.
+
+    Args:
+        parts: a rank's rows, after the reduce-scatter; False: whole gradients, in place of it.
+        counts: steps end with the reduction of the last unit, and not with `compression.finish`.
+    """
+    units = [(path, unit) for path, unit in root.named_modules() if isinstance(unit, FSDPModule)]
+    done: set[str] = set()
+    for path, unit in units:
+        reduction = UnitReduction(compression, partial(fsdp.trained, unit), path or "the root")
+        if counts:
+            every = [one for _, one in units]
+            reduction.then = partial(_count, compression, done, path, every)
+        if parts:
+            unit.set_all_reduce_hook(reduction.average_part)
+        else:
+            unit.set_custom_reduce_scatter(reduction)
+
+
+def compress_module(root: Any, settings: CompressionSettings) -> Compression:
+    """Compress the gradients of a caller's model of sharded units; see `PowerSGD.attach`."""
+    named = dict(root.named_parameters())
+    for name, value in named.items():
+        if not isinstance(value, DTensor) or tuple(value.placements) != (Shard(0),):
+            what = "whole" if not isinstance(value, DTensor) else f"cut as {list(value.placements)}"
+            raise TypeError(
+                f"attach: {name!r} is {what}; call fully_shard of the model, over a mesh of one axis, before"
+            )
+    group = next(iter(named.values())).device_mesh.get_group()
+    compression = Compression(settings, named, group, whole=True)
+    if group.size() > 1:
+        compress_units(root, compression, parts=False, counts=True)
+    return compression
+
+
+def _count(compression: Compression, done: set[str], path: str, units: Sequence[nn.Module]) -> None:
+    """A unit was reduced. The step ends with the last one."""
+    done.add(path)
+    if len(done) == sum(bool(fsdp.trained(unit)) for unit in units):
+        done.clear()
+        compression.finish()
 
 
 class UnitReduction:
@@ -39,6 +87,7 @@ class UnitReduction:
         self, compression: Compression, trained: Callable[[], Sequence[nn.Parameter]], label: str
     ) -> None:
         self._compression, self._trained, self._label = compression, trained, label
+        self.then: Callable[[], None] = lambda: None  # after each reduction
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for a message."""
@@ -50,6 +99,15 @@ class UnitReduction:
     ) -> None:  # fmt: skip
         """Average over the ranks; `output_tensor` gets this rank's rows of each parameter."""
         del async_op
+        self._reduce(output_tensor, input_tensor, group, op)
+        self.then()
+
+    def _reduce(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+        if input_tensor.dtype != torch.float32:
+            raise TypeError(
+                f"gradients of {self._label} are reduced in {input_tensor.dtype}, and compression takes f32: "
+                "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+            )
         places = list(self._places(output_tensor.numel(), group.size()))
         if not self._compression.active:
             version_names.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
@@ -68,7 +126,7 @@ class UnitReduction:
             if not self._compression.is_exact(parameter):
                 whole = given[:, at].reshape(-1)[: parameter.numel()].view(parameter.shape)
                 pairs.append((parameter, whole / scale))
-        self._compression.average(pairs, self._label)
+        self._compression.average(pairs, f"up::compressed units|{self._label}")
         where = dict(places)
         for parameter, whole in pairs:
             at = where[parameter]
@@ -80,13 +138,13 @@ class UnitReduction:
         """Average this rank's rows over the replicas, in place: the hook after the reduce-scatter."""
         scale, pairs = self._compression.scale, []
         if not self._compression.active:
-            self._compression.average_exactly(part)
+            self._compression.average_exactly(part, f"up::gradients|{self._label}")
             return
         for parameter, at in self._places(part.numel(), None):
             own = local(parameter)
             pairs.append((parameter, part[at][: own.numel()].view(own.shape)))
         part.div_(scale)
-        self._compression.average(pairs, self._label)
+        self._compression.average(pairs, f"up::compressed|{self._label}")
         part.mul_(scale)
 
     def _places(self, numel: int, ranks: int | None) -> Iterator[tuple[nn.Parameter, slice]]:
