@@ -70,15 +70,22 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("keep_f32", ((),), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
         Need("reduce", ("f32",), "its gradients are f32"),
     ),
+    "unit_scales": (
+        Need("precision", ("fp16",), "no other type of compute is scaled"),
+        Need("tensor", (1,), "a unit's gradients would be those of parts of matrices"),
+        Need("pipeline", (1,), "ranks have different units"),
+        Need("context", (1,), "the recorded program calls no units"),
+        Need("expert", (1,), "rows come to experts from several units"),
+        Need("local_steps", (None,), "replicas would have scales of their own"),
+        Need("elastic", (False,), "a newcomer has none"),
+    ),
     "swap": (
         Need("tensor", (1,), "parts of matrices are not swapped"),
         Need("pipeline", (1,), "stages are not swapped"),
         Need("zero", (0,), "what data ranks share is not swapped: each rank swaps all of its own"),
         Need("precision", ("f32",), "low copies of parameters are not swapped"),
     ),
-    "compression": (
-        Need("swap", (None,), "its error feedback stays in memory"),
-    ),
+    "compression": (Need("swap", (None,), "its error feedback stays in memory"),),
     "local_steps": (
         Need("buffers", ("average", "first"), "replicas meet with one model"),
         Need("swap", (None,), "the weights of the last meeting stay in memory"),
@@ -131,6 +138,7 @@ OWN_LOOP = (
     Need("expert", (1,), "ranks have different experts"),
     Need("micro_batches", (1,), "step alone cuts a batch: call backward for each part of it"),
     Need("precision", ("f32", "bf16", "fp16"), "the loop has torch.autocast of its own, beside f32"),
+    Need("unit_scales", (False,), "gradients that the loop sees have the scale of the loss"),
     Need("swap", (None,), "parameters are in memory within step alone"),
     Need("compression", (None,), "it averages once for each update"),
     Need("local_steps", (None,), "replicas meet in step"),
@@ -163,6 +171,8 @@ class Plan:
             gradients and what data ranks send are f32.
         keep_f32: patterns of paths of modules that compute in f32 under bf16 and fp16, such as
             "blocks.*.gate"; "norms" stands for all normalisations. BatchNorm always does.
+        unit_scales: under fp16 each unit, such as a block, has a scale of its own beside the loss's; each is
+            halved when it overflows, and grows for itself.
         reduce: the type in which gradients are reduced: f32, or low for that of compute.
         clip: largest global norm of gradients; None: not clipped.
         recompute: keep only the inputs of each unit in forward and compute the rest again in backward.
@@ -206,6 +216,7 @@ class Plan:
     cuts: tuple[int, ...] | None = None
     precision: Literal["f32", "bf16", "fp16", "autocast"] = "f32"
     keep_f32: tuple[str, ...] = ()
+    unit_scales: bool = False
     reduce: Literal["f32", "low"] = "f32"
     clip: float | None = None
     recompute: bool | Literal["selective"] = False
@@ -252,7 +263,7 @@ class Plan:
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
                 raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
-        for name in ("uneven_use", "sync_batch_norm", "tf32", "elastic", "sequence"):
+        for name in ("uneven_use", "sync_batch_norm", "tf32", "elastic", "sequence", "unit_scales"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
         if not isinstance(self.recompute, bool) and self.recompute != "selective":
@@ -285,7 +296,10 @@ class Plan:
             for unmet in self._unmet(here, needs):
                 raise UnfitError(unmet)
         units = self.compression is not None and (self.zero > 0 or self.low)
-        for unmet in self._unmet(f"compression with zero={self.zero}, precision={self.precision!r}", COMPRESSED_UNITS if units else ()):
+        for unmet in self._unmet(
+            f"compression with zero={self.zero}, precision={self.precision!r}",
+            COMPRESSED_UNITS if units else (),
+        ):
             raise UnfitError(unmet)
 
     def _unmet(self, what: str, needs: Iterable[Need]) -> Iterator[str]:

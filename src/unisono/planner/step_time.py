@@ -97,9 +97,9 @@ def _gradient_bytes(job: TrainingJob, plan: TrainingPlan) -> float:
     """Bytes of a gradient as it travels. Scales of int8 are f32, one for 64 values; factors are bf16."""
     if rank := codec_rank(plan.codec):
         shape = job.shape
-        matrices = shape.layer_matrices(plan.tensor, experts=not shape.dense_layers)
-        if plan.has_replicas:  # they exchange the rows of a rank
-            matrices = [(n / plan.sharers, k) for n, k in matrices]
+        rows = plan.sharers if plan.has_replicas else 1  # replicas exchange the rows of a rank
+        layer = shape.layer_matrices(plan.tensor, experts=not shape.dense_layers)
+        matrices = [(n / rows, k) for n, k in layer]
         factors = sum(min(2 * rank * (n + k), 4 * n * k) for n, k in matrices)
         return factors / sum(n * k for n, k in matrices)
     return {"none": job.gradient_bytes, "bf16": 2.0, "int8": 1 + 4 / 64}[plan.codec]

@@ -335,7 +335,9 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.copies == 1 or self.expert > 1 or self.swap == "states":
             return f"codec={self.codec} needs copies of gradients: data > 1, no expert, no states"
         if self.zero and self.ranks > self.data:
-            return f"codec={self.codec} with zero={self.zero} averages whole matrices: it needs no axis but data"
+            return (
+                f"codec={self.codec} with zero={self.zero} averages whole matrices: it needs no axis but data"
+            )
         if job.typed(self.compute).gradient_bytes != 4:
             return f"codec={self.codec} takes gradients in f32"
         return ""

@@ -90,7 +90,9 @@ def made_run(plan: up.Plan) -> up.Run:
 
 def gradient_of(rank: int, step: int) -> torch.Tensor:
     """What one rank's row makes the gradients of both matrices."""
-    return torch.randn(1, sum(n * m for n, m in SIZES), generator=torch.Generator().manual_seed(90 * step + rank))
+    return torch.randn(
+        1, sum(n * m for n, m in SIZES), generator=torch.Generator().manual_seed(90 * step + rank)
+    )
 
 
 def check_updates_are_the_papers(rank, size):
@@ -209,7 +211,9 @@ def check_attach_takes_a_module_of_fully_shard(rank, size):
         found[kind] = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in values.items()}
     for name, value in found["ddp"].items():
         torch.testing.assert_close(found["units"][name], value, rtol=1e-3, atol=1e-5)
-    with pytest.raises(TypeError, match="got a Linear, expected a DistributedDataParallel, or a module after"):
+    with pytest.raises(
+        TypeError, match="got a Linear, expected a DistributedDataParallel, or a module after"
+    ):
         settings.attach(nn.Linear(4, 4))
     outer = nn.Sequential(nn.Linear(4, 4))
     fully_shard(outer, mesh=dist.device_mesh.init_device_mesh("cpu", (1, size), mesh_dim_names=("a", "b")))
@@ -237,3 +241,48 @@ def check_explain_names_what_units_send(rank, size):
             assert sent == pytest.approx(wanted)
         else:
             assert sent > wanted
+
+
+def check_units_have_scales_of_their_own(rank, size):
+    """An overflow within one block halves its scale alone, and the losses are those of one scale."""
+    for zero, compression in ((0, None), (1, LOW), (3, LOW), (3, None)):
+        plan = {"zero": zero, "compression": compression, "precision": "fp16"}
+        wanted, one = losses(rank, size, **plan)
+        found, run = losses(rank, size, unit_scales=True, **plan)
+        assert run.skipped == one.skipped
+        assert found == pytest.approx(wanted, rel=2e-3), plan
+        scalers = run._scales.units
+        assert len(scalers) >= 3
+        before, buffers = [one.scale for one in scalers], {}
+        if compression is not None:
+            buffers = {name: value.clone() for name, value in run.compression.buffers().items()}
+        (x, y), *_ = models.CASES["gpt"].batches(1, 4 * size)
+        scalers[1].scale = 2.0**40  # of the first block: infinite in fp16
+        weights = run.state_dict()
+        run.step((x[rank::size], y[rank::size]))
+        assert run.skipped == one.skipped + 1
+        assert [one.scale for one in scalers] == [before[0], 2.0**39, *before[2:]]
+        assert run.scaler.scale == one.scaler.scale
+        assert all(torch.equal(weights[name], value) for name, value in run.state_dict().items())
+        assert all(
+            torch.equal(buffers[n], value)
+            for n, value in (run.compression.buffers() if buffers else {}).items()
+        )
+        scalers[1].scale = 2.0**10
+        scalers[2].scale = 2.0**6
+        run.step((x[rank::size], y[rank::size]))
+        assert run.skipped == one.skipped + 1
+
+
+def check_unit_scales_are_saved(rank, size):
+    folder = [tempfile.mkdtemp()] if rank == 0 else [None]
+    dist.broadcast_object_list(folder, 0)
+    plan = {"zero": 2, "compression": LOW, "precision": "fp16", "unit_scales": True}
+    _, run = losses(rank, size, steps=3, **plan)
+    run._scales.units[1].scale = 2.0**9
+    run.save(folder[0])
+    _, other = losses(rank, size, steps=1, **plan)
+    other.load(folder[0])
+    assert [one.scale for one in other._scales.units] == [one.scale for one in run._scales.units]
+    x, y = models.CASES["gpt"].batches(1, 4 * size)[0]
+    assert other.step((x[rank::size], y[rank::size])) == run.step((x[rank::size], y[rank::size]))

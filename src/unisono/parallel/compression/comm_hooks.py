@@ -19,8 +19,8 @@ from unisono.codecs.codec import codec_of
 from unisono.engine.base.validation import flag, instance, whole
 
 from .reducer import Compression
-from .sharded_reduction import compress_module
 from .settings import EXACT, Choice, CompressionSettings, LowRankOptions, Rule
+from .sharded_reduction import compress_module
 
 _FACTORS = ("bf16", "fp16", "1-6-9")
 _ERRORS = ("f32", "1-6-9")
@@ -34,8 +34,8 @@ class _CommHook(CompressionSettings):
     def attach(self, ddp: Any) -> Compression:
         """Compress the gradients of a DistributedDataParallel: `register_comm_hook` with this.
 
-        Or those of a model on which `fully_shard` was called (FSDP2), over one axis: then in the place of each
-        unit's reduce-scatter. All ranks call it, before the first backward.
+        Or those of a model after `fully_shard` (FSDP2) over one axis: in the place of each unit's
+        reduce-scatter. All ranks call it, before the first backward.
         Returns:
             The buffers, which checkpoints need: `state_dict`, `load_state_dict`, `memory`.
         Raises:

@@ -48,7 +48,7 @@ class Compression:
         settings: the PowerSGD or Compressed.
         steps: the number of steps made.
         choices: parameter -> how its gradient is sent: a rank, a codec or "exact".
-        scale: by which gradients of units come multiplied. Errors are kept without it, for it changes.
+        scale: of a name, by which the gradient comes multiplied. Errors are kept without it, for it changes.
     Args:
         whole: each rank has whole gradients of parameters that are cut over the group.
         tentative: a step may be skipped; until `settle` the buffers from before it are kept, too.
@@ -63,7 +63,8 @@ class Compression:
         whole: bool = False,
         tentative: bool = False,
     ) -> None:
-        self.settings, self.steps, self.scale = settings, 0, 1.0
+        self.settings, self.steps = settings, 0
+        self.scale: Callable[[str], float] = lambda _: 1.0
         self._tentative = tentative
         self._group, self._flight = group, ExchangeQueue()
         self._seed = settings.low_rank.seed
@@ -72,9 +73,7 @@ class Compression:
             _check(name, local(value))
         options: dict[str, Any] = {"feedback": settings.feedback, "errors": settings.errors}
         self._held = {
-            value: CompressionState(
-                name, shape, settings.choice(name, shape), **options, seed=self._seed
-            )
+            value: CompressionState(name, shape, settings.choice(name, shape), **options, seed=self._seed)
             for name, value in trained.items()
             for shape in [value.shape if whole else local(value).shape]
         }
@@ -142,8 +141,14 @@ class Compression:
 
     def average(self, pairs: Sequence[Pair], label: str) -> None:
         """Average the gradients of a unit, in place, and wait for them. The step goes on."""
+        known = [(self._held.get(parameter), gradient) for parameter, gradient in pairs]
+        scaled = [(gradient, self.scale(held.name)) for held, gradient in known if held is not None]
+        for gradient, scale in scaled:
+            gradient.div_(scale)
         self._flight.begin(label, self._steps(pairs, ()))
         self._flight.finish()
+        for gradient, scale in scaled:
+            gradient.mul_(scale)
 
     def average_exactly(self, flat: Tensor, label: str) -> None:
         """Average one vector as it is, in place, and wait for it."""

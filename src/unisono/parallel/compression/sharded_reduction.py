@@ -39,13 +39,12 @@ def compress_units(root: nn.Module, compression: Compression, *, parts: bool, co
         parts: a rank's rows, after the reduce-scatter; False: whole gradients, in place of it.
         counts: steps end with the reduction of the last unit, and not with `compression.finish`.
     """
-    units = [(path, unit) for path, unit in root.named_modules() if isinstance(unit, FSDPModule)]
+    units: list[tuple[str, Any]] = [one for one in root.named_modules() if isinstance(one[1], FSDPModule)]
     done: set[str] = set()
     for path, unit in units:
         reduction = UnitReduction(compression, partial(fsdp.trained, unit), path or "the root")
         if counts:
-            every = [one for _, one in units]
-            reduction.then = partial(_count, compression, done, path, every)
+            reduction.then = partial(_count, compression, done, path, [one for _, one in units])
         if parts:
             unit.set_all_reduce_hook(reduction.average_part)
         else:
@@ -120,32 +119,29 @@ class UnitReduction:
             version_names.reduce_scatter_single(mine, sent.view(-1), op=op, group=group)
             for at, part in zip(exact, mine.split([at.stop - at.start for at in exact]), strict=True):
                 output_tensor[at] = part
-        scale, rank = self._compression.scale, group.rank()
-        pairs = []
+        rank, pairs = group.rank(), []
         for parameter, at in places:
             if not self._compression.is_exact(parameter):
                 whole = given[:, at].reshape(-1)[: parameter.numel()].view(parameter.shape)
-                pairs.append((parameter, whole / scale))
+                pairs.append((parameter, whole))
         self._compression.average(pairs, f"up::compressed units|{self._label}")
         where = dict(places)
         for parameter, whole in pairs:
             at = where[parameter]
             length = at.stop - at.start
             own = whole.view(-1)[rank * length : (rank + 1) * length]
-            output_tensor[at].zero_()[: own.numel()] = own.mul_(scale)
+            output_tensor[at].zero_()[: own.numel()] = own
 
     def average_part(self, part: Tensor) -> None:
         """Average this rank's rows over the replicas, in place: the hook after the reduce-scatter."""
-        scale, pairs = self._compression.scale, []
         if not self._compression.active:
             self._compression.average_exactly(part, f"up::gradients|{self._label}")
             return
+        pairs = []
         for parameter, at in self._places(part.numel(), None):
             own = local(parameter)
             pairs.append((parameter, part[at][: own.numel()].view(own.shape)))
-        part.div_(scale)
         self._compression.average(pairs, f"up::compressed|{self._label}")
-        part.mul_(scale)
 
     def _places(self, numel: int, ranks: int | None) -> Iterator[tuple[nn.Parameter, slice]]:
         """Where each parameter's rows are in a message of one rank. ranks: that share; None: of its mesh."""
