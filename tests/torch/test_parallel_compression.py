@@ -32,6 +32,17 @@ def job(do: str, compression: str = "both", **plan: Any) -> dict[str, Any]:
     return {"do": do, "model": "tied", "plan": plan, "compression": compression}
 
 
+def test_units_of_four_ranks_with_shards(forks: suite.Forks, subtests: pytest.Subtests) -> None:
+    """Those checks that also take shard=2 there."""
+    names = ("check_updates_are_the_papers", "check_it_saves_and_loads")
+    for check, text in run_all(
+        forks, 4, "parallel", [f"compressed_units.{name}" for name in names], HANG_S
+    ).items():
+        if text:
+            with subtests.test(check=check):
+                pytest.fail(text, pytrace=False)
+
+
 @pytest.mark.sweep  # compressed_runs.py loads under the same plan, bit for bit
 def test_any_plan_loads_the_buffers(forks: suite.Forks, tmp_path: Path) -> None:
     """Under the same plan the run goes on bit for bit, under another one with the same losses, nearly."""
@@ -112,8 +123,11 @@ def test_dependent_columns_give_way_to_spare_ones():
     (lambda: up.PowerSGD(rank={"a": 0}).choice("a", (4, 4)), ValueError, "the rank of 'a' is 0"),
     (lambda: up.PowerSGD(rank=lambda n, s: "u0610").choice("a", (4, 4)), ValueError, "no negative numbers"),
     (lambda: up.Plan(data=2, compression="int8"), TypeError, "compression is 'int8', expected PowerSGD"),
-    (lambda: up.Plan(data=2, zero=1, compression=up.PowerSGD()), ValueError, "it averages whole gradients"),
-    (lambda: up.Plan(data=2, precision="bf16", compression=up.PowerSGD()), ValueError, "takes f32 gradients"),
+    (lambda: up.Plan(data=2, zero=1, tensor=2, compression=up.PowerSGD()), ValueError, "needs tensor=1, not 2"),
+    (lambda: up.Plan(data=2, zero=3, pipeline=2, compression=up.PowerSGD()), ValueError, "needs pipeline=1"),
+    (lambda: up.Plan(data=2, precision="bf16", pipeline=2, compression=up.PowerSGD()), ValueError, "'bf16' needs"),
+    (lambda: up.Plan(data=2, zero=2, reduce="low", compression=up.PowerSGD()), ValueError, "takes f32 gradients"),
+    (lambda: up.Plan(data=4, zero=2, shard=2, local_steps=2, compression=up.PowerSGD()), ValueError, "of units"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused(call, error, text):
     with pytest.raises(error, match=text):

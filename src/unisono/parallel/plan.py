@@ -431,6 +431,11 @@ class Plan:
         return self.precision in ("bf16", "fp16")
 
     @property
+    def reduces_early(self) -> bool:
+        """Whether gradients are reduced after each micro-batch, and not once for each update."""
+        return self.zero >= 2 and self.compression is None
+
+    @property
     def shards(self) -> int:
         """Data ranks that share: 1 under zero=0."""
         return 1 if self.zero == 0 else self.shard or self.data

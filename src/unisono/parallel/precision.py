@@ -150,7 +150,7 @@ class UnitScales:
         return self._scalers[self._number.get(name, 0)].scale
 
     def unify(self, trained: Mapping[str, nn.Parameter]) -> list[bool]:
-        """Give all gradients the loss's scale. Return what overflowed here: within the loss's, each unit's."""
+        """Give all gradients the loss's scale. Return which overflowed here: outside units, in each unit."""
         lost, self._lost = self._lost, [False] * len(self._scalers)
         for name, parameter in trained.items():
             if parameter.grad is not None:

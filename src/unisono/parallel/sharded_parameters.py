@@ -205,7 +205,7 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
 
 def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **more: Any) -> None:
     plan, whole = mesh.plan, set(filter(_is_scalar, module.parameters())) or None
-    alone = plan.compression is not None  # it averages over the replicas, and `fully_shard` does not
+    alone = plan.compression is not None  # which averages over replicas itself
     if plan.zero == 0:
         replicas = mesh.part("shard" if alone else "replica")
         fsdp.replicate(module, mesh=replicas, mp_policy=policy, ignored_params=whole)
@@ -336,13 +336,12 @@ class ShardedParameters:
 
     def compress(self, named: Mapping[str, nn.Parameter]) -> None:
         """Compress gradients as the plan says. `named`: the parameters by their names in the user's model."""
-        settings, replicas = self._plan.compression, self._mesh.group("replica")
-        group = replicas if replicas.size() > 1 else self._mesh.group("shard")
-        if settings is None or group.size() == 1:
-            return
-        options = {"whole": group is not replicas, "tentative": self._plan.precision == "fp16"}
-        self.compression = Compression(settings, named, group, **options)
-        compress_units(self.root, self.compression, parts=group is replicas)
+        settings, parts = self._plan.compression, self._mesh.axes.size(1) > 1
+        group = self._mesh.group("replica" if parts else "shard")
+        if settings is not None and group.size() > 1:
+            options = {"whole": not parts, "tentative": self._plan.precision == "fp16"}
+            self.compression = Compression(settings, named, group, **options)
+            compress_units(self.root, self.compression, parts=parts)
 
     def reset(self) -> None:
         """Drop the state of a step that raised, and wait for its collectives in flight."""
@@ -359,8 +358,7 @@ class ShardedParameters:
     def before_backward(self, *, last: bool) -> None:
         """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
         free = (last or self._plan.zero == 3) and not self._kept
-        early = self._plan.zero >= 2 and self.compression is None  # which averages once for each update
-        self._set_backward(last=last, reduce=last or early, free=free)
+        self._set_backward(last=last, reduce=last or self._plan.reduces_early, free=free)
 
     def note_gradient(self, _gradient: Any) -> None:
         """The hook of an output: parameters stay gathered where a derivative of this gradient follows."""
