@@ -71,13 +71,13 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("reduce", ("f32",), "its gradients are f32"),
     ),
     "unit_scales": (
-        Need("precision", ("fp16",), "no other type of compute is scaled"),
         Need("tensor", (1,), "a unit's gradients would be those of parts of matrices"),
         Need("pipeline", (1,), "ranks have different units"),
         Need("context", (1,), "the recorded program calls no units"),
         Need("expert", (1,), "rows come to experts from several units"),
         Need("local_steps", (None,), "replicas would have scales of their own"),
         Need("elastic", (False,), "a newcomer has none"),
+        Need("precision", ("fp16",), "no other type of compute is scaled"),
     ),
     "swap": (
         Need("tensor", (1,), "parts of matrices are not swapped"),
