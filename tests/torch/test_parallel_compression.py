@@ -16,8 +16,9 @@ from loops import each
 from test_checks import run_all
 from unisono.codecs.low_rank import orthonormal
 
-MODULES = ("compression", "compressed_runs", "compressed_units")
+MODULES = ("compression", "compressed_runs")
 CHECKS = [check for check in suite.checks("parallel") if check.partition(".")[0] in MODULES]
+UNITS = [check for check in suite.checks("parallel") if check.startswith("compressed_units.")]
 
 
 @pytest.mark.parametrize("size", cases([3], long=[2]))
@@ -32,12 +33,10 @@ def job(do: str, compression: str = "both", **plan: Any) -> dict[str, Any]:
     return {"do": do, "model": "tied", "plan": plan, "compression": compression}
 
 
-def test_units_of_four_ranks_with_shards(forks: suite.Forks, subtests: pytest.Subtests) -> None:
-    """Those checks that also take shard=2 there."""
-    names = ("check_updates_are_the_papers", "check_it_saves_and_loads")
-    for check, text in run_all(
-        forks, 4, "parallel", [f"compressed_units.{name}" for name in names], HANG_S
-    ).items():
+@pytest.mark.parametrize("size", cases([4], long=[2, 3]))
+def test_units(forks: suite.Forks, size: int, subtests: pytest.Subtests) -> None:
+    """Where data ranks share, and in low precision; four ranks also with shard=2."""
+    for check, text in run_all(forks, size, "parallel", UNITS, HANG_S).items():
         if text:
             with subtests.test(check=check):
                 pytest.fail(text, pytrace=False)

@@ -6,6 +6,7 @@ The reference is the same compression with zero=0, where no rank has a part of a
 import itertools
 import math
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
 from parallel import models
+from parallel.compressed_runs import Uneven
 from parallel.compression import Reference, distance
 
 LOW = up.PowerSGD(rank=2, factors="f32", start=2)
@@ -286,3 +288,22 @@ def check_unit_scales_are_saved(rank, size):
     assert [one.scale for one in other._scales.units] == [one.scale for one in run._scales.units]
     x, y = models.CASES["gpt"].batches(1, 4 * size)[0]
     assert other.step((x[rank::size], y[rank::size])) == run.step((x[rank::size], y[rank::size]))
+
+
+def check_a_parameter_without_a_gradient(rank, size):
+    """It is refused in words, or counts as zero; never is another one taken for it."""
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(rank))
+    for more in ({"zero": 1}, {"precision": "bf16"}):
+        for settings in (up.PowerSGD(rank=2, start=0), up.PowerSGD(rank=2, start=5)):
+            plan, sgd = up.Plan(data=size, compression=settings, **more), {"loss": nn.functional.mse_loss}
+            sgd |= {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}
+            run = up.parallelize(Uneven(), plan, **sgd)
+            with pytest.raises(ValueError, match=r"^a parameter of the root has no gradient on this rank.*uneven_use=True"):
+                run.step((x, x))
+    run = up.parallelize(Uneven(), replace(plan, zero=2, precision="f32", uneven_use=True), **sgd)
+    given = x.clone()
+    given[:, 0] = x[:, 0] if rank else 1e4
+    before = run.state_dict()
+    run.step((given, x))
+    after = run.state_dict()
+    assert not any(torch.equal(before[name], value) for name, value in after.items())

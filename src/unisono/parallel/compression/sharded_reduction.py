@@ -15,7 +15,7 @@ Source of the second: Ramesh et al., Zero-Shot Text-to-Image Generation, 2021, a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from unisono.errors import UnfitError
 from unisono.parallel.gradients import local
 from unisono.torch_internals import fsdp, version_names
 
@@ -107,56 +108,49 @@ class UnitReduction:
                 f"gradients of {self._label} are reduced in {input_tensor.dtype}, and compression takes f32: "
                 "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
-        places = list(self._places(output_tensor.numel(), group.size()))
+        places, size, rank = self._places(output_tensor.numel(), group.size()), group.size(), group.rank()
         if not self._compression.active:
             version_names.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
             return
-        given = input_tensor.view(group.size(), -1)
-        exact = [at for parameter, at in places if self._compression.is_exact(parameter)]
-        if exact:
+        given = input_tensor.view(size, -1)
+        if exact := [at for parameter, at in places if self._compression.is_exact(parameter)]:
             sent = torch.cat([given[:, at] for at in exact], 1)
             mine = sent.new_empty(sent.size(1))
             version_names.reduce_scatter_single(mine, sent.view(-1), op=op, group=group)
             for at, part in zip(exact, mine.split([at.stop - at.start for at in exact]), strict=True):
                 output_tensor[at] = part
-        rank, pairs = group.rank(), []
+        whole = {
+            parameter: given[:, at].reshape(-1)[: parameter.numel()].view(parameter.shape)
+            for parameter, at in places
+            if at not in exact
+        }
+        self._compression.average([*whole.items()], f"up::compressed units|{self._label}")
         for parameter, at in places:
-            if not self._compression.is_exact(parameter):
-                whole = given[:, at].reshape(-1)[: parameter.numel()].view(parameter.shape)
-                pairs.append((parameter, whole))
-        self._compression.average(pairs, f"up::compressed units|{self._label}")
-        where = dict(places)
-        for parameter, whole in pairs:
-            at = where[parameter]
-            length = at.stop - at.start
-            own = whole.view(-1)[rank * length : (rank + 1) * length]
-            output_tensor[at].zero_()[: own.numel()] = own
+            if parameter in whole:
+                own = whole[parameter].view(-1)[rank * (at.stop - at.start) :][: at.stop - at.start]
+                output_tensor[at].zero_()[: own.numel()] = own
 
     def average_part(self, part: Tensor) -> None:
         """Average this rank's rows over the replicas, in place: the hook after the reduce-scatter."""
+        places = self._places(part.numel(), None)
         if not self._compression.active:
             self._compression.average_exactly(part, f"up::gradients|{self._label}")
             return
-        pairs = []
-        for parameter, at in self._places(part.numel(), None):
-            own = local(parameter)
-            pairs.append((parameter, part[at][: own.numel()].view(own.shape)))
-        self._compression.average(pairs, f"up::compressed|{self._label}")
+        rows = [(one, part[at][: local(one).numel()].view(local(one).shape)) for one, at in places]
+        self._compression.average(rows, f"up::compressed|{self._label}")
 
-    def _places(self, numel: int, ranks: int | None) -> Iterator[tuple[nn.Parameter, slice]]:
+    def _places(self, numel: int, ranks: int | None) -> list[tuple[nn.Parameter, slice]]:
         """Where each parameter's rows are in a message of one rank. ranks: that share; None: of its mesh."""
-        start, trained = 0, list(self._trained())
-        found = []
-        for parameter in trained:
+        found: list[tuple[nn.Parameter, slice]] = []
+        end = 0
+        for parameter in self._trained():
             sharing = ranks or parameter.device_mesh.size()  # type: ignore[attr-defined]
-            rows = math.ceil(parameter.shape[0] / sharing)
-            length = rows * math.prod(parameter.shape[1:])
-            found.append((parameter, slice(start, start + length)))
-            start += length
-        if start != numel:
-            raise RuntimeError(
+            start, end = end, end + math.ceil(len(parameter) / sharing) * math.prod(parameter.shape[1:])
+            found.append((parameter, slice(start, end)))
+        if end != numel:
+            raise UnfitError(
                 f"a parameter of {self._label} has no gradient on this rank, and compression= with zero= or "
                 "low precision averages all of a unit. Freeze it (requires_grad_(False)), or write "
                 "Plan(uneven_use=True)"
             )
-        return iter(found)
+        return found
