@@ -32,30 +32,31 @@ def losses(rank: int, size: int, *, steps: int = 8, make: Any = None, **plan: An
 
 
 def check_zero_is_that_of_whole_gradients(rank, size):
-    for settings in (LOW, up.PowerSGD(rank=2, start=0, errors="1-6-9"), up.Compressed("int8", start=1)):
+    rounded = up.PowerSGD(rank=2, start=0, errors="1-6-9"), up.Compressed("int8", start=1)
+    for settings, zeros in ((LOW, (1, 2, 3)), (rounded[0], (3,)), (rounded[1], (2,))):
         wanted, first = losses(rank, size, compression=settings)
         values, buffers = first.state_dict(), first.compression.buffers()
-        for zero in (1, 2, 3):
+        for zero in zeros:
             found, run = losses(rank, size, compression=settings, zero=zero)
-            assert found == pytest.approx(wanted, rel=2e-4), (settings, zero)
+            assert found == pytest.approx(wanted, rel=1e-5 if settings is LOW else 1e-3), (settings, zero)
             assert run.compression.choices == first.compression.choices
-            for name, value in run.state_dict().items():
-                torch.testing.assert_close(value, values[name], rtol=2e-2, atol=2e-4)
+            for name, value in run.state_dict().items() if settings is LOW else ():
+                torch.testing.assert_close(value, values[name], rtol=1e-3, atol=1e-5)
             assert run.compression.buffers().keys() == buffers.keys()
             assert all(run.compression.buffers()[key].shape == one.shape for key, one in buffers.items())
 
 
-def check_low_precision_and_shards(rank, size):
-    for precision, zero in itertools.product(("bf16", "fp16"), (0, 1, 3)):
-        plain, _ = losses(rank, size, precision=precision, zero=zero)
-        found, run = losses(rank, size, precision=precision, zero=zero, compression=LOW)
-        assert run.compression.memory() > 0
-        assert all(p.grad is None or p.grad.dtype == torch.float32 for p in run.trained.values())
-        assert found[:2] == pytest.approx(plain[:2], rel=1e-5)
-        if zero == 0:
-            wanted = found
-        assert found == pytest.approx(wanted, rel=5e-3), (precision, zero)
-        assert run.skipped == 0
+def check_low_precision_is_that_of_zero_0(rank, size):
+    for precision, zeros in (("bf16", (0, 1)), ("fp16", (0, 3))):
+        plain, _ = losses(rank, size, steps=3, precision=precision)
+        wanted: list[float] = []
+        for zero in zeros:
+            found, run = losses(rank, size, precision=precision, zero=zero, compression=LOW)
+            wanted = wanted or found
+            assert run.compression.memory() > 0
+            assert found[:2] == pytest.approx(plain[:2], rel=1e-5)
+            assert found == pytest.approx(wanted, rel=5e-3), (precision, zero)
+            assert run.skipped == 0
 
 
 class Matrices(nn.Module):
@@ -165,15 +166,15 @@ def check_an_overflow_leaves_no_trace(rank, size):
 def check_it_saves_and_loads(rank, size):
     folder = [tempfile.mkdtemp()] if rank == 0 else [None]
     dist.broadcast_object_list(folder, 0)
-    plans = [{"zero": zero, "precision": kind} for zero, kind in ((0, "fp16"), (1, "f32"), (3, "fp16"))]
+    plans: list[dict[str, Any]] = [{"zero": 0, "precision": "fp16"}, {"zero": 3, "precision": "f32"}]
     plans += [{"zero": 3, "shard": 2, "precision": "fp16"}] if size == 4 else []
     adam = {"make": lambda p: up.CompressedAdam(p, lr=3e-3)}
     for number, plan in enumerate(plans):
         path = f"{folder[0]}/{number}"
-        wanted, _ = losses(rank, size, compression=LOW, **adam, **plan)
+        batches = models.CASES["gpt"].batches(6, 4 * size)[4:]
         _, run = losses(rank, size, steps=4, compression=LOW, **adam, **plan)
         run.save(path)
-        batches = models.CASES["gpt"].batches(8, 4 * size)[4:]
+        wanted = [run.step((x[rank::size], y[rank::size])) for x, y in batches]
         for other in (plan, {"zero": 2, "precision": plan["precision"]}):
             _, again = losses(rank, size, steps=1, compression=LOW, **adam, **other)
             if other is not plan and "shard" in plan:
@@ -184,9 +185,9 @@ def check_it_saves_and_loads(rank, size):
                 assert again.compression.memory() > 0
             found = [again.step((x[rank::size], y[rank::size])) for x, y in batches]
             if other is plan:
-                assert found == wanted[4:], plan
+                assert found == wanted, plan
             else:
-                assert found == pytest.approx(wanted[4:], rel=2e-2), plan
+                assert found == pytest.approx(wanted, rel=2e-2), plan
 
 
 def check_attach_takes_a_module_of_fully_shard(rank, size):
@@ -247,7 +248,7 @@ def check_explain_names_what_units_send(rank, size):
 
 def check_units_have_scales_of_their_own(rank, size):
     """An overflow within one block halves its scale alone, and the losses are those of one scale."""
-    for zero, compression in ((0, None), (1, LOW), (3, LOW), (3, None)):
+    for zero, compression in ((0, None), (3, LOW)):
         plan = {"zero": zero, "compression": compression, "precision": "fp16"}
         wanted, one = losses(rank, size, **plan)
         found, run = losses(rank, size, unit_scales=True, **plan)
@@ -298,7 +299,9 @@ def check_a_parameter_without_a_gradient(rank, size):
             plan, sgd = up.Plan(data=size, compression=settings, **more), {"loss": nn.functional.mse_loss}
             sgd |= {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}
             run = up.parallelize(Uneven(), plan, **sgd)
-            with pytest.raises(ValueError, match=r"^a parameter of the root has no gradient on this rank.*uneven_use=True"):
+            with pytest.raises(
+                ValueError, match=r"^a parameter of the root has no gradient on this rank.*uneven_use=True"
+            ):
                 run.step((x, x))
     run = up.parallelize(Uneven(), replace(plan, zero=2, precision="f32", uneven_use=True), **sgd)
     given = x.clone()
