@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_266,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_119,
     ("src", "csrc"): 130_653,
-    ("tests",): 82_842,
+    ("tests",): 82_860,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

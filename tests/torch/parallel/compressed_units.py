@@ -59,6 +59,18 @@ def check_low_precision_is_that_of_zero_0(rank, size):
             assert run.skipped == 0
 
 
+def check_micro_batches_and_clipping_are_those_of_zero_0(rank, size):
+    for more in ({"micro_batches": 2}, {"clip": 0.5}):
+        wanted, _ = losses(rank, size, steps=5, compression=LOW, **more)
+        found, _ = losses(rank, size, steps=5, compression=LOW, zero=2, **more)
+        assert found == pytest.approx(wanted, rel=1e-5), more
+    plan = {"zero": 3, "compression": LOW, "precision": "fp16", "unit_scales": True, "steps": 5}
+    wanted, _ = losses(rank, size, **plan)
+    for more in ({"recompute": True}, {"micro_batches": 2}):
+        found, _ = losses(rank, size, **plan, **more)
+        assert found == pytest.approx(wanted, rel=2e-3), more
+
+
 class Matrices(nn.Module):
     """The gradient of each matrix is the mean over this rank's rows of its part of the inputs."""
 
