@@ -70,8 +70,8 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 34_035,
     ("src/unisono/planner",): 5_266,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_119,
-    ("src", "csrc"): 130_653,
-    ("tests",): 82_860,
+    ("src", "csrc"): 130_654,
+    ("tests",): 82_861,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
