@@ -67,10 +67,10 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 34_035,
+    ("src/unisono/parallel",): 34_045,
     ("src/unisono/planner",): 5_266,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_119,
-    ("src", "csrc"): 130_654,
+    ("src", "csrc"): 130_661,
     ("tests",): 82_861,
 }
 

@@ -299,6 +299,9 @@ def _check(name: str, part: Tensor) -> None:
 # ---- in a checkpoint that any plan loads ----
 
 
+LOST = "they begin empty, and what was still to be sent is lost"
+
+
 class CompressionCheckpoint:
     """The state of compression that a rank of a plan saves and loads.
 
@@ -349,7 +352,7 @@ class CompressionCheckpoint:
         if cut not in (0, self._cut):
             warnings.warn(
                 f"the checkpoint's error buffers are of matrices in {cut} parts, this plan has {self._cut}: "
-                "they begin empty, and what was still to be sent is lost",
+                + LOST,
                 stacklevel=2,
             )
             return []
@@ -374,8 +377,13 @@ class CompressionCheckpoint:
                 errors.setdefault(name, []).append(value)
             elif self._compression.fits(f"{name}.factor", value):
                 buffers[f"{name}.factor"] = value
-        for name, those in errors.items():
-            buffers[f"{name}.error"] = self._mean(those)
+        means = {f"{name}.error": self._mean(those) for name, those in errors.items()}
+        found = {key: mean for key, mean in means.items() if self._compression.fits(key, mean)}
+        if len(found) < len(means):
+            warnings.warn(
+                f"the checkpoint's error buffers are of matrices in other parts: {LOST}", stacklevel=2
+            )
+        buffers |= found
         self._compression.take(buffers, self._compression.steps)
 
     def _of_stage(self, found: dict[int, Any]) -> Any:
