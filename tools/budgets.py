@@ -48,6 +48,8 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/planning/machine.py": "the ranks of a job: as they are given, as they are measured",
     "src/unisono/parallel/planning/memory_account.py": "memory on shapes: storages, kernels, allocator, peak",
     "src/unisono/parallel/run.py": "Run: every call of the user; mostly signatures and docstrings",
+    "src/unisono/parallel/sharded_parameters.py": "the data axis by fully_shard: units, their backward",
+    "src/unisono/torch_internals/fsdp.py": "what fully_shard keeps private, and its uses",
     "src/unisono/parallel/swap.py": "one object between forward, backward and update: what is in memory when",
     "src/unisono/torch/process_group.py": "the process group as PyTorch asks it: identity, beginning, end",
     "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
@@ -65,11 +67,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 34_495,
-    ("src/unisono/planner",): 5_249,
+    ("src/unisono/parallel",): 34_894,
+    ("src/unisono/planner",): 5_266,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_139,
-    ("src", "csrc"): 131_116,
-    ("tests",): 83_081,
+    ("src", "csrc"): 131_539,
+    ("tests",): 83_471,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -55,7 +55,7 @@ GIB = 1 << 30
         ({"plan": "tail=1"}, "tail=1 needs a pipeline"),
         ({"plan": "pipeline=8,tail=40"}, "tail=40 needs a pipeline"),
         ({"plan": "swap=states,zero=1"}, "no axis but data"),
-        ({"plan": "codec=int8,zero=1"}, "codec=int8 needs copies of whole gradients"),
+        ({"plan": "data=4,codec=int8,zero=1,tensor=2"}, "codec=int8 with zero=1 averages whole matrices"),
         ({"plan": "codec=int8", "reduce": "low"}, "takes gradients in f32"),
         ({"plan": "codec=rank0"}, "rank1 to rank1024"),
         ({"codecs": ["zip"]}, "codec is 'zip'"),

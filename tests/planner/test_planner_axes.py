@@ -243,6 +243,27 @@ def test_codecs_send_fewer_bytes(codec: str, width: float) -> None:
     assert choice.chosen.time.codec > 0
 
 
+def test_low_rank_under_zero_sends_whole_factors_and_under_shards_those_of_rows() -> None:
+    def width(rows: int, matrices: list[tuple[int, int]]) -> float:
+        return sum(8 * (n / rows + k) for n, k in matrices) / sum(n / rows * k for n, k in matrices)
+
+    matrices = DENSE.layer_matrices()
+    for zero in (1, 2, 3):
+        choice = priced(f"data=8,micro_batch=1,zero={zero},codec=rank4")
+        summed = call(choice, "all_reduce", "data")
+        assert summed.nbytes * summed.calls == pytest.approx(width(1, matrices) * DENSE.parameters)
+        assert {each.collective for each in choice.collectives} == {"all_reduce", "all_gather"}
+        plain = priced(f"data=8,micro_batch=1,zero={zero}")
+        more = choice.chosen.memory.buffers - plain.chosen.memory.buffers
+        kept = 4 if zero == 1 else 8  # errors of whole matrices; gradients whole until the last micro-batch
+        assert more == pytest.approx(kept * DENSE.parameters)
+    cut = priced("data=8,micro_batch=1,zero=3,shard=4,codec=rank4")
+    met = call(cut, "all_reduce", "replica")
+    assert met.nbytes * met.calls == pytest.approx(width(4, matrices) * DENSE.parameters / 4)
+    whole = call(cut, "reduce_scatter", "data")
+    assert whole.nbytes * whole.calls == pytest.approx(4 * DENSE.parameters)
+
+
 def test_codecs_are_taken_only_if_asked_for() -> None:
     slow = msgspec.structs.replace(A100, ranks=1, between=A100.between._replace(bytes_per_s=1e8))
     given = {"batch": 8, "gpus": 8, "hardware": slow, "fix": "zero=0,tensor=1,pipeline=1,context=1"}

@@ -18,6 +18,7 @@ from unisono.codecs.low_rank import orthonormal
 
 MODULES = ("compression", "compressed_runs")
 CHECKS = [check for check in suite.checks("parallel") if check.partition(".")[0] in MODULES]
+UNITS = [check for check in suite.checks("parallel") if check.startswith("compressed_units.")]
 
 
 @pytest.mark.parametrize("size", cases([3], long=[2]))
@@ -30,6 +31,15 @@ def test_checks(forks: suite.Forks, size: int, subtests: pytest.Subtests) -> Non
 
 def job(do: str, compression: str = "both", **plan: Any) -> dict[str, Any]:
     return {"do": do, "model": "tied", "plan": plan, "compression": compression}
+
+
+@pytest.mark.parametrize("size", cases([4], long=[2, 3]))
+def test_units(forks: suite.Forks, size: int, subtests: pytest.Subtests) -> None:
+    """Where data ranks share, and in low precision; four ranks also with shard=2."""
+    for check, text in run_all(forks, size, "parallel", UNITS, HANG_S).items():
+        if text:
+            with subtests.test(check=check):
+                pytest.fail(text, pytrace=False)
 
 
 @pytest.mark.sweep  # compressed_runs.py loads under the same plan, bit for bit
@@ -95,6 +105,10 @@ def test_dependent_columns_give_way_to_spare_ones():
     assert rest.abs().max() < 1e-5
 
 
+def low(**plan: Any) -> up.Plan:
+    return up.Plan(data=2, compression=up.PowerSGD(), **plan)
+
+
 @each("call, error, text", [
     (lambda: up.PowerSGD(rank=0), ValueError, "rank is 0, expected 1"),
     (lambda: up.PowerSGD(rank=1.5), TypeError, "rank is 1.5, expected a whole number"),
@@ -112,8 +126,11 @@ def test_dependent_columns_give_way_to_spare_ones():
     (lambda: up.PowerSGD(rank={"a": 0}).choice("a", (4, 4)), ValueError, "the rank of 'a' is 0"),
     (lambda: up.PowerSGD(rank=lambda n, s: "u0610").choice("a", (4, 4)), ValueError, "no negative numbers"),
     (lambda: up.Plan(data=2, compression="int8"), TypeError, "compression is 'int8', expected PowerSGD"),
-    (lambda: up.Plan(data=2, zero=1, compression=up.PowerSGD()), ValueError, "it averages whole gradients"),
-    (lambda: up.Plan(data=2, precision="bf16", compression=up.PowerSGD()), ValueError, "takes f32 gradients"),
+    (lambda: low(zero=1, tensor=2), ValueError, "compression with zero=1, precision='f32' needs tensor=1"),
+    (lambda: low(zero=3, pipeline=2), ValueError, "needs pipeline=1"),
+    (lambda: low(precision="bf16", pipeline=2), ValueError, "with zero=0, precision='bf16' needs pipeline=1"),
+    (lambda: low(zero=2, reduce="low"), ValueError, "it takes f32 gradients"),
+    (lambda: low(zero=2, shard=1, local_steps=2), ValueError, "and not gradients of units"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused(call, error, text):
     with pytest.raises(error, match=text):

@@ -43,6 +43,7 @@ ELSEWHERE = {
     "chains": "test_parallel_layouts.py",
     "chosen": "test_planning.py",
     "compressed_runs": "test_parallel_compression.py",
+    "compressed_units": "test_parallel_compression.py",
     "compression": "test_parallel_compression.py",
     "elastic_places": "test_parallel_elastic.py",
     "elastic_refusals": "test_parallel_elastic.py",

@@ -16,7 +16,7 @@ SET = {
     "swap": "disk", "compression": up.PowerSGD(), "local_steps": 2, "expert": 2, "elastic": True,
     "context": 2, "precision='autocast'": "autocast", "tensor": 2, "pipeline": 2, "zero": 1,
     "precision": "bf16", "buffers": "own", "sequence": True, "sync_batch_norm": True, "keep_f32": ("norms",),
-    "reduce": "low",
+    "reduce": "low", "unit_scales": True,
 }  # fmt: skip
 """A setting -> a value that is not its default."""
 

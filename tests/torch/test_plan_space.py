@@ -52,6 +52,24 @@ def test_a_list_of_values_is_searched() -> None:
     assert {low.plan.precision, *(each.plan.precision for each in low.next_best)} == {"f32", "bf16"}
 
 
+def test_compressed_units_keep_whole_errors_or_those_of_rows() -> None:
+    """In `buffers` of a dry run, and in what the priced step sends."""
+    task, low = TrainingTask(mlp(), features(16), 16, adamw, CROSS), up.PowerSGD(rank=2, saving=1.0)
+    shapes = [value.shape for value in task.model.parameters() if low.choice("", value.shape) != "exact"]
+    for more, parts in (({"zero": 1}, 1), ({"zero": 3}, 1), ({"zero": 2, "shard": 2}, 2)):
+        wanted = sum(4 * (-(-n // parts) * m + 2 * m) for n, m in shapes)
+        for precision, times in (("f32", 1), ("fp16", 2)):
+            plain, found = (
+                DryRun(task, up.Plan(data=4, precision=precision, compression=each, **more)).peaks()[0]
+                for each in (None, low)
+            )
+            kept = found.parts["buffers"] - plain.parts["buffers"]
+            assert wanted <= kept <= (times + 0.6) * wanted, (more, precision)
+    given: dict[str, Any] = {"data": 4, "ranks": 4, "recompute": False, "micro_batches": 1}
+    for zero in (1, 2, 3):
+        assert planned(**given, zero=zero, compression=low).plan.compression == low
+
+
 def test_compression_keeps_its_errors_and_factors() -> None:
     task = TrainingTask(mlp(), features(16), 16, adamw, CROSS)
     whole, coded, half, ranked = (

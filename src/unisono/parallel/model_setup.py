@@ -221,7 +221,7 @@ def set_up(
 
 def _complete(built: ModelSetup, region: RngRegion | None) -> None:
     """Tell the units what is known now."""
-    if isinstance(built.units, ReplicatedParameters):
+    if not isinstance(built.units, ParameterSwap):
         built.units.compress(built.named)
     if region is not None and built.mesh.plan.recompute:
         for unit in built.structure.units:  # the last recomputation may have ended within a region

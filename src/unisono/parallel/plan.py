@@ -70,17 +70,22 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("keep_f32", ((),), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
         Need("reduce", ("f32",), "its gradients are f32"),
     ),
+    "unit_scales": (
+        Need("tensor", (1,), "a unit's gradients would be those of parts of matrices"),
+        Need("pipeline", (1,), "ranks have different units"),
+        Need("context", (1,), "the recorded program calls no units"),
+        Need("expert", (1,), "rows come to experts from several units"),
+        Need("local_steps", (None,), "replicas would have scales of their own"),
+        Need("elastic", (False,), "a newcomer has none"),
+        Need("precision", ("fp16",), "no other type of compute is scaled"),
+    ),
     "swap": (
         Need("tensor", (1,), "parts of matrices are not swapped"),
         Need("pipeline", (1,), "stages are not swapped"),
         Need("zero", (0,), "what data ranks share is not swapped: each rank swaps all of its own"),
         Need("precision", ("f32",), "low copies of parameters are not swapped"),
     ),
-    "compression": (
-        Need("zero", (0,), "it averages whole gradients, and data ranks that share have a part of them"),
-        Need("swap", (None,), "its error feedback stays in memory"),
-        Need("precision", ("f32", "autocast"), "it takes f32 gradients"),
-    ),
+    "compression": (Need("swap", (None,), "its error feedback stays in memory"),),
     "local_steps": (
         Need("buffers", ("average", "first"), "replicas meet with one model"),
         Need("swap", (None,), "the weights of the last meeting stay in memory"),
@@ -118,6 +123,14 @@ NEEDS: dict[str, tuple[Need, ...]] = {
 }
 """A setting -> what it needs, where it is not the default. `docs/plans.md` shows the table."""
 
+COMPRESSED_UNITS = (
+    Need("tensor", (1,), "gradients of a unit would be those of parts of matrices"),
+    Need("pipeline", (1,), "each unit averages once for each update, in the last backward of all"),
+    Need("local_steps", (None,), "replicas average differences, and not gradients of units"),
+    Need("reduce", ("f32",), "it takes f32 gradients"),
+)
+"""What compression needs beside zero=1 to 3 or low precision, where it averages the gradients of units."""
+
 OWN_LOOP = (
     Need("tensor", (1,), "a rank's backward gives a part of each gradient"),
     Need("pipeline", (1,), "no rank has the whole model"),
@@ -125,6 +138,7 @@ OWN_LOOP = (
     Need("expert", (1,), "ranks have different experts"),
     Need("micro_batches", (1,), "step alone cuts a batch: call backward for each part of it"),
     Need("precision", ("f32", "bf16", "fp16"), "the loop has torch.autocast of its own, beside f32"),
+    Need("unit_scales", (False,), "gradients that the loop sees have the scale of the loss"),
     Need("swap", (None,), "parameters are in memory within step alone"),
     Need("compression", (None,), "it averages once for each update"),
     Need("local_steps", (None,), "replicas meet in step"),
@@ -157,6 +171,8 @@ class Plan:
             gradients and what data ranks send are f32.
         keep_f32: patterns of paths of modules that compute in f32 under bf16 and fp16, such as
             "blocks.*.gate"; "norms" stands for all normalisations. BatchNorm always does.
+        unit_scales: under fp16 each unit, such as a block, has a scale of its own beside the loss's; each is
+            halved when it overflows, and grows for itself.
         reduce: the type in which gradients are reduced: f32, or low for that of compute.
         clip: largest global norm of gradients; None: not clipped.
         recompute: keep only the inputs of each unit in forward and compute the rest again in backward.
@@ -169,8 +185,8 @@ class Plan:
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
             models on a GPU). None: where the model is.
-        compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`. With zero=0
-            and precision="f32", in CPU memory.
+        compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`, in CPU
+            memory. With shard= what replicas exchange; what a group of shards reduces stays f32.
         local_steps: replicas (data / shard) train on their own, and meet after this number of steps with the
             difference of their weights. Between meetings they exchange nothing. None: gradients are averaged
             in every step.
@@ -200,6 +216,7 @@ class Plan:
     cuts: tuple[int, ...] | None = None
     precision: Literal["f32", "bf16", "fp16", "autocast"] = "f32"
     keep_f32: tuple[str, ...] = ()
+    unit_scales: bool = False
     reduce: Literal["f32", "low"] = "f32"
     clip: float | None = None
     recompute: bool | Literal["selective"] = False
@@ -246,7 +263,7 @@ class Plan:
             optional = name in _OPTIONAL
             if type(value) is not int and not (optional and value is None):
                 raise TypeError(f"Plan: {name} is {value!r}, expected int{' or None' if optional else ''}")
-        for name in ("uneven_use", "sync_batch_norm", "tf32", "elastic", "sequence"):
+        for name in ("uneven_use", "sync_batch_norm", "tf32", "elastic", "sequence", "unit_scales"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Plan: {name} is {getattr(self, name)!r}, expected bool")
         if not isinstance(self.recompute, bool) and self.recompute != "selective":
@@ -278,6 +295,12 @@ class Plan:
                 continue
             for unmet in self._unmet(here, needs):
                 raise UnfitError(unmet)
+        units = self.compression is not None and (self.zero > 0 or self.low)
+        for unmet in self._unmet(
+            f"compression with zero={self.zero}, precision={self.precision!r}",
+            COMPRESSED_UNITS if units else (),
+        ):
+            raise UnfitError(unmet)
 
     def _unmet(self, what: str, needs: Iterable[Need]) -> Iterator[str]:
         for need in needs:
@@ -406,6 +429,11 @@ class Plan:
     def low(self) -> bool:
         """Whether units compute with parameters and inputs that are cast to a lower type."""
         return self.precision in ("bf16", "fp16")
+
+    @property
+    def reduces_early(self) -> bool:
+        """Whether gradients are reduced after each micro-batch, and not once for each update."""
+        return self.zero >= 2 and self.compression is None
 
     @property
     def shards(self) -> int:

@@ -1,20 +1,24 @@
-"""Low precision: which modules stay in f32, and the scale of the loss under fp16.
+"""Low precision: which modules stay in f32, and the scales of the loss and of units under fp16.
 
 Whether a step overflowed is decided once, for all ranks; see gradients.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from unisono.errors import UnfitError
 from unisono.torch_internals.training import module_at
 
+from .gradients import local
+from .graph.containers import mapped
 from .plan import Plan
 
 BATCH_NORM: Any = nn.BatchNorm1d.__mro__[1]  # the base of all of them
@@ -111,3 +115,77 @@ class LossScaler:
                 f"gradients still overflow with the loss scaled by {self.scale:.1e}: a parameter or a batch "
                 "is not finite, or the training diverged"
             )
+
+
+class UnitScales:
+    """A scale for the gradients within each unit, beside that of the loss, which all else has.
+
+    A gradient that comes to a unit is multiplied by its scale over that of the loss, and one that leaves it
+    divided. What is not finite there becomes zero, so that only the scale falls within which it overflowed;
+    the step is skipped. Source: Ramesh et al., Zero-Shot Text-to-Image Generation, 2021, section 2.4, where
+    the paths between units are f32; here they are in the type of compute, with the loss's scale.
+
+    Args:
+        units: by their paths.    names: path of a parameter -> its name.    loss: the scale of the loss.
+    Attributes:
+        units: the scale of each, in their order.
+    """
+
+    def __init__(self, units: Mapping[str, nn.Module], names: Mapping[str, str], loss: LossScaler) -> None:
+        self._loss, self.units = loss, [LossScaler.of("fp16") for _ in units]
+        self._scalers = [loss, *self.units]
+        self._number = {
+            name: number
+            for number, path in enumerate(units, 1)
+            for at, name in names.items()
+            if at.startswith(f"{path}.")
+        }
+        self._lost: list[Tensor | bool] = [False] * len(self._scalers)
+        for number, unit in enumerate(units.values(), 1):
+            unit.register_forward_pre_hook(partial(self._taken, number), with_kwargs=True)
+            unit.register_forward_hook(partial(self._given, number))
+
+    def scale_of(self, name: str) -> float:
+        """By what the gradient of a parameter comes multiplied."""
+        return self._scalers[self._number.get(name, 0)].scale
+
+    def unify(self, trained: Mapping[str, nn.Parameter]) -> list[bool]:
+        """Give all gradients the loss's scale. Return which overflowed here: outside units, in each unit."""
+        lost, self._lost = self._lost, [False] * len(self._scalers)
+        for name, parameter in trained.items():
+            if parameter.grad is not None:
+                grad, number = local(parameter.grad), self._number.get(name, 0)
+                lost[number] = lost[number] | ~torch.isfinite(grad).all()
+                grad.mul_(self._loss.scale / self._scalers[number].scale)
+        return [bool(one) for one in lost]
+
+    def update(self, overflowed: Sequence[bool]) -> None:
+        """Take the verdict of all ranks on a step."""
+        for scaler, one in zip(self._scalers, overflowed, strict=True):
+            scaler.update(one)
+
+    def forget(self) -> None:
+        """A step ended with an error."""
+        self._lost = [False] * len(self._scalers)
+
+    def _taken(self, number: int, _unit: nn.Module, args: Any, named: Any) -> Any:
+        return mapped((args, named), partial(_with_hook, partial(self._pass, number, number, False)))
+
+    def _given(self, number: int, _unit: nn.Module, _args: Any, output: Any) -> Any:
+        return mapped(output, partial(_with_hook, partial(self._pass, number, 0, True)))
+
+    def _pass(self, number: int, blamed: int, enters: bool, grad: Tensor) -> Tensor:
+        """A gradient that enters or leaves a unit."""
+        finite = torch.isfinite(grad)
+        self._lost[blamed] = self._lost[blamed] | ~finite.all()
+        factor = self._scalers[number].scale / self._loss.scale
+        return torch.where(finite, grad, 0) * (factor if enters else 1 / factor)
+
+
+def _with_hook(hook: Any, value: Tensor) -> Tensor:
+    """A copy whose gradient passes by the hook. A view would lose it where it is written into."""
+    if not (value.requires_grad and value.is_floating_point()):
+        return value
+    alone = value.clone()
+    alone.register_hook(hook)
+    return alone

@@ -62,11 +62,11 @@ from .outer_optimizer import OuterOptimizer
 from .pipeline.runtime import StepInput
 from .pipeline.schedule import Schedule, Span, Timeline
 from .plan import Plan
-from .precision import LossScaler
+from .precision import LossScaler, UnitScales
 from .prediction import evaluating, joined, prediction, proved_schedule
 from .published import RunRanks, pieces_of
 from .replicated_parameters import ReplicatedParameters, mark_of
-from .sharded_parameters import reshard
+from .sharded_parameters import own_units, reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
@@ -112,8 +112,17 @@ class Run:
         self._loss_check: LossCheck | None = None  # of the first step that cuts a loss which may be no mean
         if not (loss is None or self._weigh in ("rows", SUM) or is_mean(loss)):
             self._loss_check = LossCheck(loss, self._weigh, self._ignored, built.mesh.axes.device_type)
-        self.compression = built.units.compression if isinstance(built.units, ReplicatedParameters) else None
+        self.compression = None if isinstance(built.units, ParameterSwap) else built.units.compression
         self._named = built.named
+        self._overflowed: list[bool] = []  # under unit scales: that of the loss, of each unit
+        self._scales: UnitScales | None = None
+        if plan.unit_scales:
+            own = {*own_units(built.model, built.structure.units)}
+            units = {path: one for path, one in built.model.named_modules() if one in own}
+            self._scales = UnitScales(units, built.names, self.scaler)
+        if self.compression is not None:
+            scaler, scales = self.scaler, self._scales
+            self.compression.scale = scales.scale_of if scales else lambda _: scaler.scale
         self.swap = built.units if isinstance(built.units, ParameterSwap) else None
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
@@ -213,6 +222,8 @@ class Run:
                 loss, count, self._spans = self._built.runtime.run(made, work)
                 wrote, lost = self._written.written(len(work.micros) * (2 if self.plan.recompute else 1))
                 if update:
+                    if self._scales is not None:
+                        self._overflowed = self._scales.unify(self._trained)
                     self._built.complete(self._trained, self.scaler.scale)
                 known = None if work.counts else total
                 mean: float = self._conclude(loss, count, known, wrote=wrote, lost=lost, update=update)
@@ -360,7 +371,7 @@ class Run:
         changes = [any(changed), twice is not None or bool(lost), self._is_asked(), update, not update, wrote]
         norm = update and not stepped
         used = self._built.units.buckets if update and not self.plan.uneven_use else ()
-        changes += [bool(problem), tried]
+        changes += [bool(problem), tried, *self._overflowed]
         numbers, moved = self._agree(loss, count, changes=changes, norm=norm, mark=mark_of(used))
         for bucket in used if moved[-1] else ():
             bucket.check_used()
@@ -370,7 +381,7 @@ class Run:
             raise_written(twice, lost)
         if moved[3] and moved[4]:
             raise ValueError("step: update is True on some ranks and False on others")
-        self._asked = moved[2]
+        self._asked, self._overflowed = moved[2], moved[8:-1]
         values = numbers.tolist() if not own or (norm and self._asks_norm) else [0.0] * 3
         count = values[2] if total is None else total
         mean = numbers[0] if own else values[0] * self._accumulated.ratio(count)
@@ -682,6 +693,10 @@ class Run:
         self.epoch = about.get("epoch", 0)
         if self.scaler.active and about["scale"] != 1.0:
             self.scaler.scale, self.scaler.succeeded = about["scale"], about["succeeded"]
+        saved = about.get("unit_scales", [])
+        if self._scales is not None and len(saved) == len(self._scales.units):
+            for one, (scale, succeeded) in zip(self._scales.units, saved, strict=True):
+                one.scale, one.succeeded = scale, succeeded
         if self.compression is not None:  # it counts what it has sent
             self.compression.steps = self.steps if self._outer is None else self._outer.meetings(self.steps)
 
@@ -694,6 +709,8 @@ class Run:
     def _state(self, also: Mapping[str, Any] | None = None) -> Iterator[RunState]:
         about: dict[str, Any] = {"steps": self.steps, "skipped": self.skipped, "seed": self._built.seed}
         about |= {"epoch": self.epoch, "scale": self.scaler.scale, "succeeded": self.scaler.succeeded}
+        units = [] if self._scales is None else self._scales.units
+        about["unit_scales"] = [[one.scale, one.succeeded] for one in units]
         kept = (
             None if self.compression is None else CompressionCheckpoint(self.compression, self.mesh.everyone)
         )
@@ -955,9 +972,11 @@ class Run:
         """
         if squared is None:
             return ratio
-        overflowed = self.scaler.active and not math.isfinite(squared)
+        overflowed = self.scaler.active and (not math.isfinite(squared) or any(self._overflowed))
         scale = self.scaler.scale
-        if self.scaler.active:
+        if self._scales is not None:
+            self._scales.update(self._overflowed)
+        elif self.scaler.active:
             self.scaler.update(overflowed)
         self.grad_norm = math.sqrt(squared) / scale * ratio if squared >= 0 else squared
         if overflowed:
@@ -969,6 +988,8 @@ class Run:
     def _update(self, squared: float | None, ratio: float) -> None:
         """Unscale, clip, step; or skip the step."""
         factor = self._factor(squared, ratio)
+        if self.compression is not None:
+            self.compression.settle(undo=factor is None)
         if factor is not None:
             self._step(factor)
 
@@ -988,6 +1009,8 @@ class Run:
 
     def _clear(self) -> None:
         self._accumulated.clear()
+        if self._scales is not None:
+            self._scales.forget()
         for parameter in self._trained.values():
             parameter.grad = None
         if self.swap is not None:

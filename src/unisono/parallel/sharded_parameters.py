@@ -19,7 +19,7 @@ at the end of a step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,8 @@ from torch.distributed.tensor import DTensor, Shard
 from unisono.errors import UnfitError
 from unisono.torch_internals import fsdp, training
 
+from .compression.reducer import Compression
+from .compression.sharded_reduction import compress_units
 from .experts.axis import ExpertAxis
 from .gradients import local
 from .graph.capture import STATE
@@ -203,12 +205,14 @@ def _policy(plan: Plan, output: torch.dtype | None = None) -> MixedPrecisionPoli
 
 def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **more: Any) -> None:
     plan, whole = mesh.plan, set(filter(_is_scalar, module.parameters())) or None
+    alone = plan.compression is not None  # which averages over replicas itself
     if plan.zero == 0:
-        fsdp.replicate(module, mesh=mesh.part("replica"), mp_policy=policy, ignored_params=whole)
+        replicas = mesh.part("shard" if alone else "replica")
+        fsdp.replicate(module, mesh=replicas, mp_policy=policy, ignored_params=whole)
         return
     # None: also free it, but for a root, whose backward follows at once where there is one stage
     free = None if plan.zero == 3 and plan.pipeline == 1 else plan.zero == 3
-    sharding = mesh.part("replica", "shard") if mesh.axes.size(1) > 1 else mesh.part("shard")
+    sharding = mesh.part("replica", "shard") if mesh.axes.size(1) > 1 and not alone else mesh.part("shard")
     fully_shard(
         module, mesh=sharding, mp_policy=policy, reshard_after_forward=free, ignored_params=whole, **more
     )
@@ -246,6 +250,7 @@ class ShardedParameters:
     Attributes:
         root: the module whose parameters these are.
         buckets: those of scalars.
+        compression: how gradients are compressed; None: not.
     """
 
     def __init__(
@@ -261,6 +266,7 @@ class ShardedParameters:
     ) -> None:
         self.root, self._units, self._last = root, units, last
         self._exact, self._experts = exact, experts
+        self.compression: Compression | None = None
         self._kept = False  # until the end of the next backward, which reads them by no hook of a unit
         if mesh.plan.elastic:  # whether `follow` will work
             tried = nn.Linear(1, 1)
@@ -328,9 +334,20 @@ class ShardedParameters:
         fsdp.follow_frozen(self.root)
         self.buckets = self._scalar_buckets()
 
+    def compress(self, named: Mapping[str, nn.Parameter]) -> None:
+        """Compress gradients as the plan says. `named`: the parameters by their names in the user's model."""
+        settings, parts = self._plan.compression, self._mesh.axes.size(1) > 1
+        group = self._mesh.group("replica" if parts else "shard")
+        if settings is not None and group.size() > 1:
+            options = {"whole": not parts, "tentative": self._plan.precision == "fp16"}
+            self.compression = Compression(settings, named, group, **options)
+            compress_units(self.root, self.compression, parts=parts)
+
     def reset(self) -> None:
         """Drop the state of a step that raised, and wait for its collectives in flight."""
         fsdp.reset(self.root)
+        if self.compression is not None:
+            self.compression.reset()
         for bucket in self.buckets:
             bucket.forget()
 
@@ -341,7 +358,7 @@ class ShardedParameters:
     def before_backward(self, *, last: bool) -> None:
         """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
         free = (last or self._plan.zero == 3) and not self._kept
-        self._set_backward(last=last, reduce=last or self._plan.zero >= 2, free=free)
+        self._set_backward(last=last, reduce=last or self._plan.reduces_early, free=free)
 
     def note_gradient(self, _gradient: Any) -> None:
         """The hook of an output: parameters stay gathered where a derivative of this gradient follows."""
@@ -374,6 +391,8 @@ class ShardedParameters:
 
     def finish(self) -> None:
         """Average the gradients of scalars. The end of the last backward has waited for all others."""
+        if self.compression is not None:
+            self.compression.finish()
         for bucket in self.buckets:
             bucket.reduce()
             bucket.wait()

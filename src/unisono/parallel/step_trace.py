@@ -38,6 +38,11 @@ REASONS = (  # range -> axis of the mesh, why
     ("FSDP::backward_prefetch", "shard", "parameters are gathered ahead of use"),
     ("FSDP::post_backward_reduce", "data", "gradients are reduced to their owners"),
     ("up::gradients", "replica", "gradients are averaged over replicas"),
+    (
+        "up::compressed units",
+        "shard",
+        "whole gradients are averaged, compressed, and each rank keeps its part",
+    ),
     ("up::compressed", "replica", "gradients are averaged over replicas, compressed"),
     ("up::meeting", "replica", "replicas meet with the difference of their weights"),
     ("up::attention", "context", "attention takes the other parts of the sequence"),

@@ -286,7 +286,10 @@ class MemoryModel:
             states, at_work = _resident(states, plan, job, parts.layer + parts.largest)
             buffers += at_work
         if plan.codec != "none":  # errors that are sent later, in f32
-            buffers += 4 * parts.elements.total
+            own = parts.elements.shared(plan) if plan.has_replicas else parts.elements.total
+            buffers += 4 * own * (2 if (plan.compute or job.compute) == "fp16" else 1)  # a step may be undone
+            if plan.zero >= 2 and plan.micro_batches(job.batch) > 1:  # whole, until the last one
+                buffers += parts.elements.total * job.gradient_bytes
         parameters, gradients, moments = states
         ends = parts.ends + parts.loss
         whole = MemoryUse(parameters, gradients, moments, parts.kept, parts.again, ends, buffers)

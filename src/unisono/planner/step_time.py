@@ -82,8 +82,12 @@ def _phases(job: TrainingJob, plan: TrainingPlan, rank: _RankTime) -> Iterator[_
     rounds = plan.micro_batches(job.batch) if plan.zero >= 2 else 1
     window = rank.backward_s / (2 if plan.zero == 3 else 1)
     gathers = rounds if plan.zero == 3 else 1
-    yield _DataPhase("reduce_scatter", "sharers", job.gradient_bytes, rounds, window)
-    yield _DataPhase("all_reduce", "replicas", job.gradient_bytes, 1, 0.0)
+    if plan.codec == "none" or plan.has_replicas:
+        reduced = rounds if plan.codec == "none" else 1  # once for each update
+        yield _DataPhase("reduce_scatter", "sharers", job.gradient_bytes, reduced, window)
+        yield _DataPhase("all_reduce", "replicas", _gradient_bytes(job, plan), 1, 0.0)
+    else:  # whole gradients, of which a rank keeps its part; compute waits for them
+        yield _DataPhase("all_reduce", "sharers", _gradient_bytes(job, plan), 1, 0.0)
     yield _DataPhase("all_gather", "sharers", job.width, gathers, rank.time.forward)
     if plan.zero == 3:
         yield _DataPhase("all_gather", "sharers", job.width, rounds, window)
@@ -93,7 +97,9 @@ def _gradient_bytes(job: TrainingJob, plan: TrainingPlan) -> float:
     """Bytes of a gradient as it travels. Scales of int8 are f32, one for 64 values; factors are bf16."""
     if rank := codec_rank(plan.codec):
         shape = job.shape
-        matrices = shape.layer_matrices(plan.tensor, experts=not shape.dense_layers)
+        rows = plan.sharers if plan.has_replicas else 1  # replicas exchange the rows of a rank
+        layer = shape.layer_matrices(plan.tensor, experts=not shape.dense_layers)
+        matrices = [(n / rows, k) for n, k in layer]
         factors = sum(min(2 * rank * (n + k), 4 * n * k) for n, k in matrices)
         return factors / sum(n * k for n, k in matrices)
     return {"none": job.gradient_bytes, "bf16": 2.0, "int8": 1 + 4 / 64}[plan.codec]
@@ -108,7 +114,8 @@ def _codec_s(job: TrainingJob, plan: TrainingPlan, elements: RankElements) -> fl
     if plan.codec == "none":
         return 0.0
     width = 4 * 5 if codec_rank(plan.codec) else 4 * 4 + 2 * _gradient_bytes(job, plan)
-    return elements.total * width / memory_rate(job.hardware)
+    coded = elements.shared(plan) if plan.has_replicas else elements.total
+    return coded * width / memory_rate(job.hardware)
 
 
 def _swap_s(

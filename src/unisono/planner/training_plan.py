@@ -240,6 +240,11 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
         return (self.shard or self.data) * self.context
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether groups of ranks that share are replicas of each other."""
+        return self.zero > 0 and self.copies > self.sharers
+
+    @property
     def expert_sharers(self) -> int:
         """The same for experts, of which there are fewer copies."""
         return max(1, self.sharers // self.expert)
@@ -327,9 +332,11 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
             return "swap=states needs zero=0 and no axis but data"
         if self.codec == "none":
             return ""
-        if self.zero or self.copies == 1 or self.expert > 1 or self.swap == "states":
+        if self.copies == 1 or self.expert > 1 or self.swap == "states":
+            return f"codec={self.codec} needs copies of gradients: data > 1, no expert, no states"
+        if self.zero and self.ranks > self.data:
             return (
-                f"codec={self.codec} needs copies of whole gradients: data > 1, zero=0, no expert, no states"
+                f"codec={self.codec} with zero={self.zero} averages whole matrices: it needs no axis but data"
             )
         if job.typed(self.compute).gradient_bytes != 4:
             return f"codec={self.codec} takes gradients in f32"

@@ -150,7 +150,8 @@ def _dtype(name: str) -> torch.dtype:
 
 def _values(tensor: Tensor) -> tuple[Any, ...]:
     plain = tensor.detach().cpu().contiguous()
-    return plain.dtype, [*plain.shape], plain.view(-1).view(torch.uint8).numpy()
+    flat = plain.as_strided((plain.numel(),), (1,))  # a single value may have another stride
+    return plain.dtype, [*plain.shape], flat.view(torch.uint8).numpy()
 
 
 def _tensor(dtype: torch.dtype, shape: list[int], values: Any) -> Tensor:

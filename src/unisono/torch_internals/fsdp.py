@@ -292,6 +292,12 @@ def follow_frozen(root: Any) -> None:
         init_dtypes(group)
 
 
+def trained(module: Any) -> list[Any]:
+    """The sharded parameters of one unit that require gradients, in the order of its messages."""
+    held = [one for group in module._get_fsdp_state()._fsdp_param_groups for one in group.fsdp_params]
+    return [one.sharded_param for one in held if one.sharded_param.requires_grad]
+
+
 def replicate(module: Any, **arguments: Any) -> None:
     """Make replicas of `module`, in place, with FSDP2's casts."""
     need(NAMES["replicate"])(module, **arguments)

@@ -68,7 +68,14 @@ def check_values_arrive_as_they_were(rank, size):
 
 
 def check_tensors_arrive_as_they_were(rank, size):
-    for value in (torch.arange(6).view(2, 3), torch.randn(3).bfloat16(), torch.tensor(4.5), torch.ones(0, 2)):
+    one = torch.arange(6.0).view(1, 6)[:, 2]  # of any stride
+    for value in (
+        torch.arange(6).view(2, 3),
+        torch.randn(3).bfloat16(),
+        torch.tensor(4.5),
+        torch.ones(0, 2),
+        one,
+    ):
         found = broadcast_data([value])[0]
         assert (found.dtype, found.shape) == (value.dtype, value.shape)
     assert on_every_rank(lambda: torch.full((3,), rank))[-1].tolist() == [size - 1] * 3

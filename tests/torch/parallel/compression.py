@@ -87,8 +87,8 @@ def distance(one: Tensor, other: Tensor) -> float:
 class Reference:
     """PowerSGD of one matrix in one process, in f64: the matrices of all ranks are given."""
 
-    def __init__(self, name: str, rows: int, columns: int, rank: int, size: int) -> None:
-        self.q = random_factor(ARRAYS, name, columns, rank, seed=0, step=0).t().double()
+    def __init__(self, name: str, rows: int, columns: int, rank: int, size: int, step: int = 0) -> None:
+        self.q = random_factor(ARRAYS, name, columns, rank, seed=0, step=step).t().double()
         self.errors = [torch.zeros(rows, columns, dtype=torch.float64) for _ in range(size)]
 
     def step(self, matrices: list[Tensor]) -> Tensor:

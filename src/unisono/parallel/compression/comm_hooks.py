@@ -11,12 +11,16 @@ from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
 from unisono.codecs import Codec
 from unisono.codecs.codec import codec_of
 from unisono.engine.base.validation import flag, instance, whole
 
 from .reducer import Compression
 from .settings import EXACT, Choice, CompressionSettings, LowRankOptions, Rule
+from .sharded_reduction import compress_module
 
 _FACTORS = ("bf16", "fp16", "1-6-9")
 _ERRORS = ("f32", "1-6-9")
@@ -30,12 +34,20 @@ class _CommHook(CompressionSettings):
     def attach(self, ddp: Any) -> Compression:
         """Compress the gradients of a DistributedDataParallel: `register_comm_hook` with this.
 
-        All ranks call it, before the first backward.
+        Or those of a model after `fully_shard` (FSDP2) over one axis: in the place of each unit's
+        reduce-scatter. All ranks call it, before the first backward.
         Returns:
             The buffers, which checkpoints need: `state_dict`, `load_state_dict`, `memory`.
         Raises:
-            TypeError: a parameter is not dense float32 in CPU memory.
+            TypeError: it is neither; a parameter is not dense float32 in CPU memory, or is cut otherwise.
         """
+        if isinstance(ddp, FSDPModule):
+            return compress_module(ddp, self)
+        if not isinstance(ddp, DistributedDataParallel):
+            raise TypeError(
+                f"attach: got a {type(ddp).__name__}, expected a DistributedDataParallel, or a module after "
+                f"fully_shard(module). Or write up.Plan(compression={self!r})"
+            )
         compression = Compression(self, dict(ddp.module.named_parameters()), ddp.process_group)
         # a lambda: DDP compares the annotations of a hook with types, ours are text
         ddp.register_comm_hook(compression, lambda state, bucket: state.reduce(bucket))

@@ -32,6 +32,7 @@ class CompressionState:
         self.name, self.shape, self.choice = name, torch.Size(shape), choice
         self.error: Tensor | None = None
         self.factor: Tensor | None = None
+        self._before: tuple[Tensor | None, Tensor | None] | None = None  # a step that may be undone
         self._feedback, self._seed = feedback, seed
         self.dtype = torch.float32 if errors == "f32" else torch.int16
 
@@ -62,7 +63,7 @@ class CompressionState:
         """
         if not self.keeps:
             return None
-        if self.error is None:
+        if self.error is None or (self._before is not None and self.error is self._before[0]):
             self.error = torch.zeros(self.shape, dtype=self.dtype)
         return self.error.view(values.shape) if self.dtype == torch.float32 else torch.empty_like(values)
 
@@ -78,6 +79,16 @@ class CompressionState:
         seed = self._seed * 0x9E3779B1 + zlib.crc32(f"{step} {self.name}".encode())
         within = left.clamp(-_LARGEST, _LARGEST)
         _F169.encode(within, self.error, rounding="stochastic", seed=seed & (2**64 - 1))
+
+    def hold(self) -> None:
+        """From now to `settle` leave the buffers as they are, and write others."""
+        self._before = self.error, self.factor
+
+    def settle(self, *, undo: bool) -> None:
+        """Take the new buffers for good, or have the old ones again."""
+        if undo and self._before is not None:
+            self.error, self.factor = self._before
+        self._before = None
 
     def limit(self, most: float) -> None:
         """Clamp the error buffer to magnitudes of at most that; 1-6-9 encodes it again."""

@@ -48,12 +48,24 @@ class Compression:
         settings: the PowerSGD or Compressed.
         steps: the number of steps made.
         choices: parameter -> how its gradient is sent: a rank, a codec or "exact".
+        scale: of a name, by which the gradient comes multiplied. Errors are kept without it, for it changes.
+    Args:
+        whole: each rank has whole gradients of parameters that are cut over the group.
+        tentative: a step may be skipped; until `settle` the buffers from before it are kept, too.
     """
 
     def __init__(
-        self, settings: CompressionSettings, named: Mapping[str, Tensor], group: dist.ProcessGroup
+        self,
+        settings: CompressionSettings,
+        named: Mapping[str, Tensor],
+        group: dist.ProcessGroup,
+        *,
+        whole: bool = False,
+        tentative: bool = False,
     ) -> None:
         self.settings, self.steps = settings, 0
+        self.scale: Callable[[str], float] = lambda _: 1.0
+        self._tentative = tentative
         self._group, self._flight = group, ExchangeQueue()
         self._seed = settings.low_rank.seed
         trained = {name: value for name, value in named.items() if value.requires_grad}
@@ -61,11 +73,9 @@ class Compression:
             _check(name, local(value))
         options: dict[str, Any] = {"feedback": settings.feedback, "errors": settings.errors}
         self._held = {
-            value: CompressionState(
-                name, part.shape, settings.choice(name, part.shape), **options, seed=self._seed
-            )
+            value: CompressionState(name, shape, settings.choice(name, shape), **options, seed=self._seed)
             for name, value in trained.items()
-            for part in [local(value)]
+            for shape in [value.shape if whole else local(value).shape]
         }
 
     @property
@@ -124,6 +134,27 @@ class Compression:
 
         self._flight.begin(f"up::{'compressed' if self.active else 'gradients'}|{label}", steps())
 
+    def is_exact(self, parameter: Tensor) -> bool:
+        """Whether its gradient is sent as it is: also where it was frozen when this began."""
+        held = self._held.get(parameter)
+        return held is None or held.choice == "exact"
+
+    def average(self, pairs: Sequence[Pair], label: str) -> None:
+        """Average the gradients of a unit, in place, and wait for them. The step goes on."""
+        known = [(self._held.get(parameter), gradient) for parameter, gradient in pairs]
+        scaled = [(gradient, self.scale(held.name)) for held, gradient in known if held is not None]
+        for gradient, scale in scaled:
+            gradient.div_(scale)
+        self._flight.begin(label, self._steps(pairs, ()))
+        self._flight.finish()
+        for gradient, scale in scaled:
+            gradient.mul_(scale)
+
+    def average_exactly(self, flat: Tensor, label: str) -> None:
+        """Average one vector as it is, in place, and wait for it."""
+        self._flight.begin(label, exact_mean(flat, self._group))
+        self._flight.finish()
+
     def finish(self) -> None:
         """Wait for the averages of all buckets that were started: the end of a step."""
         self._flight.finish()
@@ -132,12 +163,20 @@ class Compression:
     def reset(self) -> None:
         """Clean up after a step that ended with an error."""
         self._flight.drop()
+        self.settle(undo=True)
+
+    def settle(self, *, undo: bool) -> None:
+        """End a tentative step. undo: it is skipped, and the buffers are those from before it."""
+        for held in self._held.values() if self._tentative else ():
+            held.settle(undo=undo)
 
     # ---- one bucket ----
 
     def _steps(self, pairs: Sequence[Pair], exact: Sequence[Tensor]) -> Steps[None]:
         known = [(self._held.get(parameter), gradient) for parameter, gradient in pairs]
         sent = [(held, gradient) for held, gradient in known if held is not None and held.choice != "exact"]
+        for held, _ in sent if self._tentative else ():
+            held.hold()
         # a parameter that was frozen when this began is exact, too
         as_is = [gradient for held, gradient in known if held is None or held.choice == "exact"]
         as_is += exact
@@ -260,6 +299,9 @@ def _check(name: str, part: Tensor) -> None:
 # ---- in a checkpoint that any plan loads ----
 
 
+LOST = "they begin empty, and what was still to be sent is lost"
+
+
 class CompressionCheckpoint:
     """The state of compression that a rank of a plan saves and loads.
 
@@ -268,14 +310,17 @@ class CompressionCheckpoint:
 
     The error of a result is the mean of the error buffers over the data ranks. So a plan with another number
     of data ranks gives each of its ranks that mean: no error is lost, and none is counted twice. Matrices
-    that the tensor axis cuts differently start with empty buffers, and a warning reports it.
+    that the tensor axis, or shard=, cuts differently start with empty buffers, and a warning reports it.
     """
 
     def __init__(self, compression: Compression, mesh: PlanMesh) -> None:
         self._compression = compression
-        self._stage, self._row = mesh.stage, mesh.row
-        self._tensor, self._data = mesh.place("tensor"), mesh.plan.data
-        self._cut = mesh.plan.tensor
+        self._stage, self._row, self._data = mesh.stage, mesh.row, mesh.plan.data
+        self._tensor, self._cut = mesh.place("tensor"), mesh.plan.tensor
+        replicas = mesh.plan.data // mesh.plan.shards
+        if replicas > 1 and mesh.plan.shards > 1:  # they average the rows of a rank, and have no tensor axis
+            self._row, self._data = mesh.place("replica"), replicas
+            self._tensor, self._cut = mesh.place("shard"), mesh.plan.shards
 
     def tensors(self) -> dict[str, Tensor]:
         """This rank's buffers, by their names in a checkpoint."""
@@ -307,7 +352,7 @@ class CompressionCheckpoint:
         if cut not in (0, self._cut):
             warnings.warn(
                 f"the checkpoint's error buffers are of matrices in {cut} parts, this plan has {self._cut}: "
-                "they begin empty, and what was still to be sent is lost",
+                + LOST,
                 stacklevel=2,
             )
             return []
@@ -332,8 +377,13 @@ class CompressionCheckpoint:
                 errors.setdefault(name, []).append(value)
             elif self._compression.fits(f"{name}.factor", value):
                 buffers[f"{name}.factor"] = value
-        for name, those in errors.items():
-            buffers[f"{name}.error"] = self._mean(those)
+        means = {f"{name}.error": self._mean(those) for name, those in errors.items()}
+        found = {key: mean for key, mean in means.items() if self._compression.fits(key, mean)}
+        if len(found) < len(means):
+            warnings.warn(
+                f"the checkpoint's error buffers are of matrices in other parts: {LOST}", stacklevel=2
+            )
+        buffers |= found
         self._compression.take(buffers, self._compression.steps)
 
     def _of_stage(self, found: dict[int, Any]) -> Any:

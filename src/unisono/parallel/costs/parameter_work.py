@@ -104,13 +104,19 @@ class ParameterWork:
         axis = "shard" if self._plan.zero else "replica"
         what = "reduce_scatter" if self._plan.zero else "all_reduce"
         host = compute = communication = 0.0
+        replicas = self._plan.copies > self._plan.sharers and self._plan.local_steps is None
+        if self._parts.compressed and self._plan.copies > 1:
+            compute, communication = self._compressed(stage, "replica" if replicas else "shard")
+        compressed = bool(self._parts.compressed)
         for size in self._trained(stage):
             nbytes = size.elements * self._reduce_width
             host += self._hooked(size)
             compute += self._copied(nbytes)
+            if compressed and not (self._plan.zero and replicas):
+                continue
             if self._plan.zero or self._plan.local_steps is None:
                 communication += self._host.reductions.seconds(what, self.members(axis), nbytes)
-            if self._plan.zero and self._plan.copies > self._plan.sharers and self._plan.local_steps is None:
+            if self._plan.zero and replicas and not compressed:
                 part = nbytes / self._plan.sharers
                 communication += self._host.reductions.seconds("all_reduce", self.members("replica"), part)
         return DataWork(compute, communication, host)
@@ -185,7 +191,7 @@ class ParameterWork:
         """Seconds to add the gradients of one more micro-batch."""
         elements = sum(size.elements for size in self._parts.units.get(stage, {}).values())
         width = self._width
-        if self._plan.zero >= 2:
+        if self._plan.reduces_early:
             elements, width = elements // self._plan.sharers, self._reduce_width
         return self._host.operators.light(3 * elements * width)
 
@@ -265,8 +271,10 @@ def compressed_gradients(
                 f"compression takes f32 gradients in CPU memory, and {name!r} is {value.dtype} on "
                 f"{value.device}"
             )
-        call = traced.homes.get(name, (-1, NO_UNIT))[0]
-        shapes[stages[call] if call >= 0 else 0].append((name, tuple(value.shape)))
+        call, shape = traced.homes.get(name, (-1, NO_UNIT))[0], tuple(value.shape)
+        if plan.copies > plan.sharers and shape:  # the rows of a rank, where groups of shards are replicas
+            shape = -(-shape[0] // plan.sharers), *shape[1:]
+        shapes[stages[call] if call >= 0 else 0].append((name, shape))
     return {stage: _sent(settings, each) for stage, each in shapes.items()}
 
 

@@ -232,7 +232,7 @@ class _StepPricer:
             count = rank.micros[action.stage] = rank.micros.get(action.stage, 0) + 1
             if count > 1:
                 rank.add("backward", self._parameters.accumulated(action.stage))
-            if self._plan.zero >= 2:
+            if self._plan.reduces_early:
                 self._data(rank, self._parameters.reduced(action.stage))
             elif count < self._plan.micro_batches:
                 rank.add("fixed", 0.0, self._parameters.passed(action.stage))
@@ -262,7 +262,7 @@ class _StepPricer:
         rank.add("fixed", 0.0, max(0.0, fixed + min(0.0, more)))
         rank.add("waiting", max(0.0, more))
         for stage in (stage for stage, home in enumerate(schedule.rank_of) if home == number):
-            if self._plan.zero < 2:
+            if not self._plan.reduces_early:
                 self._data(rank, self._parameters.reduced(stage))
             rank.add("update", self._parameters.updated(stage), self._parameters.started(stage))
             if self._plan.local_steps is not None:

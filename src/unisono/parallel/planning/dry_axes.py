@@ -148,25 +148,30 @@ class DryCompression:
 
     Args:
         named: parameters by their names in the user's model.    ranks: that exchange.
+        whole: matrices are kept whole where parameters are cut.
+        twice: also the errors from before a step, which may be undone.
     """
 
     def __init__(
-        self, settings: CompressionSettings, named: Mapping[str, Tensor], ranks: int, watch: StorageWatch
-    ) -> None:
+        self, settings: CompressionSettings, named: Mapping[str, Tensor], ranks: int, watch: StorageWatch,
+        *, whole: bool = False, twice: bool = False,
+    ) -> None:  # fmt: skip
         self._ranks, self._watch = ranks, watch
         self._feedback, self._codec = settings.feedback, settings.low_rank.codec
         self._held: dict[Tensor, CompressionState] = {}
         self._live: list[list[Tensor]] = []
+        self._undone: list[Tensor] = []
         with watch.labelled("buffers"):
             for name, value in named.items():
-                part = local(value)
-                choice = settings.choice(name, part.shape)
+                shape = value.shape if whole else local(value).shape
+                choice = settings.choice(name, shape)
                 options = {"feedback": settings.feedback, "errors": settings.errors}
-                held = CompressionState(name, part.shape, choice, **options, seed=0)  # type: ignore[arg-type]
+                held = CompressionState(name, shape, choice, **options, seed=0)  # type: ignore[arg-type]
                 if held.keeps:
-                    held.error = torch.zeros(part.shape, dtype=held.dtype)
+                    held.error = torch.zeros(shape, dtype=held.dtype)
+                    self._undone += [torch.zeros(shape, dtype=held.dtype)] * twice
                 if held.rank:
-                    held.factor = torch.zeros(held.rank, part.shape[1:].numel())
+                    held.factor = torch.zeros(held.rank, shape[1:].numel())
                 self._held[value] = held
 
     def begin(self, pairs: Sequence[Pair], flat: Tensor, *, label: str, exact: Sequence[Tensor] = ()) -> None:

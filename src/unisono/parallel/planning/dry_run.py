@@ -369,6 +369,8 @@ class _DryStep:
             with self._shapes.mode, watch.labelled("parameters"):
                 for value in root.parameters():
                     watch.see(local(value.detach()))
+            with self._running():
+                made.compression = self._compression(plan)
         made.finish = watch.reading(1.0)(made.finish)  # all ranks have used what this one has
         return made
 
@@ -401,7 +403,9 @@ class _DryStep:
             if value is not None and value.requires_grad and value in set(self._root.parameters())
         }
         ranks = plan.copies if plan.local_steps is None else plan.copies // plan.shards
-        return DryCompression(plan.compression, named, ranks, self._watch)
+        units = plan.zero > 0 and plan.local_steps is None  # whole matrices, unless there are replicas
+        whole, twice = units and plan.copies == plan.shards, plan.precision == "fp16"
+        return DryCompression(plan.compression, named, ranks, self._watch, whole=whole, twice=twice)
 
     def _optimizers(self, units: DataAxis, trained: dict[str, nn.Parameter]) -> list[Any]:
         watch, cut, make = self._watch, has_cut_parameters(trained.values()), self._task.optimizer
