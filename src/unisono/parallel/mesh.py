@@ -166,27 +166,36 @@ def _axes(groups: list[Any], ranks: torch.Tensor, device_type: str) -> DeviceMes
     return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=unique_names(AXES))
 
 
-def _group(ranks: torch.Tensor, axis: int) -> Any:
-    return group_of(ranks.movedim(axis, -1).reshape(-1, ranks.size(axis)))
+def _group(ranks: torch.Tensor, axis: int, *, alone: bool = False) -> Any:
+    return group_of(ranks.movedim(axis, -1).reshape(-1, ranks.size(axis)), alone=alone)
 
 
-def groups_along(ranks: torch.Tensor) -> list[Any]:
-    """Make the groups of ranks that differ in one axis only; return this rank's, of each axis."""
-    return [_group(ranks, axis) for axis in range(ranks.dim())]
+def groups_along(ranks: torch.Tensor, *, alone: bool = False) -> list[Any]:
+    """Make the groups of ranks that differ in one axis only; return this rank's, of each axis.
+
+    Args:
+        alone: only `ranks` call this; else all ranks do.
+    """
+    return [_group(ranks, axis, alone=alone) for axis in range(ranks.dim())]
 
 
-def group_of(columns: torch.Tensor) -> Any:
+def group_of(columns: torch.Tensor, *, alone: bool = False) -> Any:
     """Make the group of each row of ranks; return this rank's, or None. All ranks call this."""
     mine: Any = None
     for column in columns.tolist():
-        group = new_group(column)
+        if alone and dist.get_rank() not in column:
+            continue
+        group = new_group(column, alone=alone)
         mine = group if dist.get_rank() in column else mine
     return mine
 
 
-def new_group(ranks: list[int] | None = None) -> Any:
-    """Make a group of these ranks, or of all, with the timeout of the job's. All ranks call this."""
-    return dist.new_group(ranks, timeout=c10d.timeout_of(c10d.world()[0]))
+def new_group(ranks: list[int] | None = None, *, alone: bool = False) -> Any:
+    """Make a group of these ranks, or of all, with the timeout of the job's. All ranks call this, or if
+    `alone` its own.
+    """
+    timeout = c10d.timeout_of(c10d.world()[0])
+    return dist.new_group(ranks, timeout=timeout, use_local_synchronization=alone)
 
 
 # ---- names of axes ----

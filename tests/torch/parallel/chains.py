@@ -199,6 +199,12 @@ def check_every_operator() -> None:
             ((x, tokens[:, 0]), {"ignore_index": int(tokens[0, 0])}),
         ],
         functional.gelu: [((x,), {"approximate": "tanh"})],
+        functional.conv1d: [(((24, 6, 9), (46, 6, 3), (46,)), {"padding": 1}), (((24, 6, 9), (46, 6, 3)), {})],
+        functional.conv2d: [
+            (((24, 8, 9, 7), (46, 8, 3, 2), (46,)), {"stride": (2, 1)}),
+            (((24, 8, 9, 7), (24, 4, 3, 3)), {"groups": 2, "dilation": 2}),
+        ],
+        functional.conv3d: [(((24, 8, 3, 5, 4), (6, 8, 2, 2, 2), (6,)), {})],
         torch.add: [((x, (24, 1)), {"alpha": 2})],
         **{key: [((batch, (46, 24)), {})] for key in (torch.sub, torch.mul, torch.div, torch.maximum)},
         torch.minimum: [((x, x), {})],

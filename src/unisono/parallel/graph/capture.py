@@ -30,7 +30,7 @@ from unisono.torch_internals.training import module_at
 
 from .call_structure import argument_names, slots_in, slots_of_call
 from .containers import mapped, numbers_of, tensors_in
-from .noted_call import ATTENTION, FUNCTION, bound, calls_told, check_at, noted_call
+from .noted_call import ATTENTION, FUNCTION, PartsOp, bound, calls_told, check_at, left_in_parts, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value, flops_of
 from .shapes import CaptureError, Shapes, check_collective
 
@@ -120,6 +120,8 @@ class Recorder:
             )
         self.graph.result = mapped(output, lambda tensor: Ref(self.value(tensor)))
         self.graph.outputs = [ref.value for ref in tensors_in(self.graph.result, Ref)]
+        if why := left_in_parts(self.graph.nodes, [*self.graph.outputs]):
+            raise CaptureError(f"{self.graph.model}: {why}", final=True)
         self._note_kept(model, buffers)
         self._note_functions()
         for table in (self._known, self._storages, self._made_by):
@@ -199,7 +201,7 @@ class Recorder:
             return self.attention(function, args, named)
         if function is noted_call:
             op, given, run, flops = args
-            return self.noted(op, given, {}, run, flops)
+            return self.noted(op, given, {}, op.recorded if isinstance(op, PartsOp) else run, flops)
         if name in SIZED:
             ordinal = self._ordinals[-1]
             self._ordinals[-1] += 1
@@ -217,15 +219,18 @@ class Recorder:
         """Run scaled_dot_product_attention and note it as one operator."""
         return self.noted(ATTENTION, (), bound(args, named), lambda: function(*args, **named))
 
-    def noted(self, op: Any, args: Any, named: Any, run: Callable[[], Tensor], flops: int = 0) -> Any:
+    def noted(
+        self, op: Any, args: Any, named: Any, run: Callable[[], Tensor], flops: Callable[[], int] | int = 0
+    ) -> Any:
         """Run what makes one tensor, and note it as the operator `op` with these arguments."""
         if self.paused:
             return run()
         came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
         self.paused += 1
         output = run()
+        count = flops() if callable(flops) else flops
         self.paused -= 1
-        self._note(op, came, (output,), flops)
+        self._note(op, came, (output,), count)
         return output
 
     def _new(self, tensor: Tensor, kind: str, *, node: int = -1, name: str = "") -> int:

@@ -7,7 +7,7 @@ must be known as what it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from unisono.errors import UnfitError
 
 EXPERTS = "unisono.experts"  # stacked: called with (rows, indices of experts, weights)
 EXPERT_LIST = "unisono.expert_list"  # a module around a list of experts: called with whole values
+
+GATHERED = "unisono.whole"  # what up.shard has left in parts, whole
 
 CHECK = "unisono.check"  # torch._check_tensor_all: a program goes on, or raises
 CHECKS = (CHECK, "aten._assert_async")  # operators that return nothing, and are run for what they raise
@@ -42,6 +44,20 @@ class NotedOp:
         return self._run(*args, **named)
 
 
+def left_in_parts(nodes: Iterable[Any], outputs: Iterable[int]) -> str:
+    """Where a program takes a value in parts as if it were whole, and what to write; "": nowhere."""
+    parts, remedy = set[int](), "that up.shard has left in parts: make it whole by up.whole(...)"
+    for node in nodes:
+        taken = {*node.taken}
+        if isinstance(node.op, PartsOp):
+            parts.update(node.made)
+        elif not parts.isdisjoint(taken) and node.name != GATHERED:
+            if taken - parts:
+                return f"{node.name} takes a value {remedy}, or shard this operator, too, at {node.line}"
+            parts.update(node.made)
+    return "" if parts.isdisjoint(outputs) else f"the model returns a value {remedy}"
+
+
 def check_at(line: str) -> NotedOp:
     """The operator of a check that the program makes at `line`: whether all elements are True."""
 
@@ -52,18 +68,33 @@ def check_at(line: str) -> NotedOp:
     return NotedOp(CHECK, check)
 
 
-class ModuleOp(NotedOp):
-    """A call of a module. A replay gives it the module that is at `path` then.
+class WholeOp(NotedOp):
+    """Its gradients are no sum of parts: on the tensor axis it takes whole ones, and gives whole ones."""
 
-    Its gradients are no sum of parts: on the tensor axis it takes whole ones, and gives whole ones.
+
+class PartsOp(WholeOp):
+    """What it makes is in parts over the tensor axis, until it is made whole.
+
+    Args:
+        recorded: makes the whole value, while a program is recorded.
     """
+
+    def __init__(self, name: str, run: Callable[..., Any], recorded: Callable[[], Tensor]) -> None:
+        super().__init__(name, run)
+        self.recorded = recorded
+
+
+class ModuleOp(WholeOp):
+    """A call of a module. A replay gives it the module that is at `path` then."""
 
     def __init__(self, name: str, path: str, run: Callable[..., Any]) -> None:
         super().__init__(name, run)
         self.path = path
 
 
-def noted_call(op: NotedOp, args: tuple[Any, ...], run: Callable[[], Tensor], flops: int = 0) -> Any:
+def noted_call(
+    op: NotedOp, args: tuple[Any, ...], run: Callable[[], Tensor], flops: Callable[[], int] | int = 0
+) -> Any:
     """Return `run()`; where a program is recorded, note it as the operator `op` with these arguments."""
     if has_torch_function(args[:1]):  # a mode is active
         return handle_torch_function(noted_call, args[:1], op, args, run, flops)

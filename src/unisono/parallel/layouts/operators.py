@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial
 from torch.nn import functional
 
@@ -54,16 +53,23 @@ Rule = Callable[..., OperatorSignature]  # of the shapes of tensors, then the ot
 class IndexPosition:
     """A rank's part of one call: its place along each index that is cut.
 
+    Args:
+        ranks: OperatorRanks; None: nothing is cut.
     Attributes:
         sizes: of all indices.
     """
 
-    def __init__(self, where: str, sizes: dict[str | None, int], owners: Owners, mesh: DeviceMesh) -> None:
-        self._where, self.sizes, self._owners, self._mesh = where, sizes, owners, mesh
+    def __init__(
+        self, where: str, sizes: dict[str | None, int], owners: Owners = (), ranks: Any = None
+    ) -> None:
+        self._where, self.sizes, self._owners, self._ranks = where, sizes, owners, ranks
 
     def start(self, index: str) -> int:
         """The number of the first element of an index that is here."""
-        places = zip(self._mesh.shape, self._mesh.get_coordinate() or (), strict=True)
+        if index not in self._owners:
+            return 0
+        mesh = self._ranks.mesh("cpu")
+        places = zip(mesh.shape, mesh.get_coordinate() or (), strict=True)
         cut = [place for owner, place in zip(self._owners, places, strict=True) if owner == index]
         return span(self.sizes[index], cut)[0]
 
@@ -76,8 +82,10 @@ class IndexPosition:
         return self._reduced(value.detach(), index, Partial("max"))
 
     def _reduced(self, value: Tensor, index: str, of: Partial) -> Tensor:
+        if index not in self._owners:
+            return value
         parts: Layout = tuple(of if owner == index else WHOLE for owner in self._owners)
-        return move(value, value.shape, parts, (WHOLE,) * len(parts), parts, self._where)
+        return move(value, self._ranks, value.shape, parts, (WHOLE,) * len(parts), parts, self._where)
 
 
 def rule_of(function: Any) -> Rule:
@@ -266,6 +274,27 @@ def _reshape(x: Shape, shape: Sequence[int]) -> OperatorSignature:
     return OperatorSignature((tuple(inputs),), tuple(output), local, whole, leads)
 
 
+def _convolution(function: Callable[..., Tensor], space: str, window: str) -> Rule:
+    """The rule of a convolution over the dims `space`: rows and channels may be cut."""
+    whole = dict.fromkeys(space, "a window reads its neighbours") | dict.fromkeys(window, "it is a window")
+    groups = dict.fromkeys("coi", "each of the groups has channels of its own")
+
+    def local(
+        part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None = None,
+        *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        share = None if bias is None else bias * float(part.start("c") == 0)
+        return function(x, weight, share, stride, padding, dilation, groups)
+
+    def rule(*shapes: Shape, **named: Any) -> OperatorSignature:
+        own = named.get("groups", 1) > 1
+        text = f"nc{space},o{'i' if own else 'c'}{window},o->no{space.upper()}"
+        local.__name__ = function.__name__
+        return _notation(text, local, whole | groups if own else whole)(*shapes, **named)
+
+    return rule
+
+
 UNARY = (
     torch.relu, torch.tanh, torch.exp, torch.neg, torch.sigmoid, torch.sqrt, torch.abs, torch.clone,
     functional.relu, functional.gelu, functional.silu, functional.tanh,
@@ -282,4 +311,7 @@ RULES: dict[Any, Rule] = {
     functional.scaled_dot_product_attention: _attention_rule,
     **dict.fromkeys((torch.softmax, functional.softmax), _softmax),
     torch.reshape: _reshape,
+    functional.conv1d: _convolution(functional.conv1d, "x", "j"),
+    functional.conv2d: _convolution(functional.conv2d, "xy", "jk"),
+    functional.conv3d: _convolution(functional.conv3d, "xyz", "jkl"),
 }  # fmt: skip

@@ -31,6 +31,7 @@ from unisono.torch_internals.group_use import ranks_of
 
 Layout = tuple[Any, ...]  # one Placement per axis
 WHOLE, SUM = Replicate(), Partial()
+NAME = "_unisono_ranks"  # the attribute of a mesh: whose it is
 
 
 # ---- the ranks ----
@@ -48,19 +49,34 @@ def primes(number: int) -> tuple[int, ...]:
     return tuple(found) or (1,)
 
 
-def mesh_of(device: str, sizes: tuple[int, ...] = ()) -> DeviceMesh:
-    """Return the mesh of all ranks, by default of prime sizes; the last axis is the fastest. All ranks call
-    this.
-    """
-    device = "cpu" if device == "meta" else device
-    return _mesh(dist.group.WORLD, device, sizes or primes(dist.get_world_size()))
+class OperatorRanks:
+    """The ranks of a group, which run an operator together, as meshes."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self._ranks = group, torch.tensor(dist.get_process_group_ranks(group))
+        self.axes = primes(len(self._ranks))
+        self._meshes: dict[tuple[str, tuple[int, ...]], DeviceMesh] = {}
+
+    def mesh(self, device: str, sizes: tuple[int, ...] = ()) -> DeviceMesh:
+        """The mesh of these sizes, by default primes; the last axis is the fastest. All these ranks call this
+        first together.
+        """
+        key = "cpu" if device == "meta" else device, sizes or self.axes
+        if key not in self._meshes:
+            ranks, names = self._ranks.view(key[1]), unique_names(f"axis{n}" for n in range(len(key[1])))
+            groups = [self.group] if ranks.dim() == 1 else groups_along(ranks, alone=True)
+            mesh = DeviceMesh.from_group(groups, key[0], mesh=ranks, mesh_dim_names=names)
+            setattr(mesh, NAME, self)
+            self._meshes[key] = mesh
+        return self._meshes[key]
 
 
-@functools.lru_cache(maxsize=64)
-def _mesh(_world: Any, device: str, sizes: tuple[int, ...]) -> DeviceMesh:
-    ranks = torch.arange(math.prod(sizes)).view(sizes)
-    names = unique_names(f"axis{index}" for index in range(len(sizes)))
-    return DeviceMesh.from_group(groups_along(ranks), device, mesh=ranks, mesh_dim_names=names)
+ranks_of_group = functools.lru_cache(maxsize=64)(OperatorRanks)
+
+
+def ranks_of_mesh(value: DTensor) -> OperatorRanks | None:
+    """The ranks on whose mesh a DTensor is; None: the mesh is another one."""
+    return getattr(value.device_mesh, NAME, None)
 
 
 def span(size: int, places: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -81,27 +97,34 @@ def span(size: int, places: Sequence[tuple[int, int]]) -> tuple[int, int]:
 # ---- the moves ----
 
 
-def layout_of(value: Tensor) -> Layout:
+def layout_of(value: Tensor, ranks: OperatorRanks) -> Layout:
     """The layout of a DTensor; a plain tensor is whole on all ranks."""
-    ranks = dist.get_world_size()
-    return tuple(value.placements) if isinstance(value, DTensor) else (WHOLE,) * len(primes(ranks))
+    return tuple(value.placements) if isinstance(value, DTensor) else (WHOLE,) * len(ranks.axes)
 
 
-def moved(value: Tensor, goal: Layout, contributed: Layout, where: str) -> Tensor:
+def moved(
+    value: Tensor, ranks: OperatorRanks, goal: Layout, contributed: Layout, where: str
+) -> Tensor:
     """This rank's part of a value, brought into the layout `goal`; differentiable.
 
     Args:
         contributed: the layout of the gradient: SUM on axes whose ranks have a share of it each.
         where: for the record.
     """
-    start, local = layout_of(value), value
+    start, local = layout_of(value, ranks), value
     if isinstance(value, DTensor):
         local = value.to_local(grad_placements=_back(start))
-    return move(local, value.shape, start, goal, contributed, where)
+    return move(local, ranks, value.shape, start, goal, contributed, where)
 
 
 def move(
-    local: Tensor, shape: Sequence[int], start: Layout, goal: Layout, contributed: Layout, where: str
+    local: Tensor,
+    ranks: OperatorRanks,
+    shape: Sequence[int],
+    start: Layout,
+    goal: Layout,
+    contributed: Layout,
+    where: str,
 ) -> Tensor:
     """The same for a rank's part of a value of this shape."""
     if start == goal and not (local.requires_grad and torch.is_grad_enabled()):
@@ -109,10 +132,10 @@ def move(
     sizes = tuple(shape)
 
     def run(local: Tensor) -> Tensor:
-        return _redistributed(local, sizes, start, goal, where)
+        return _redistributed(local, ranks, sizes, start, goal, where)
 
     def back(grad: Tensor) -> Tensor:
-        return _redistributed(grad, sizes, contributed, _back(start), f"{where}, backward")
+        return _redistributed(grad, ranks, sizes, contributed, _back(start), f"{where}, backward")
 
     return exchanged(local, run, back)
 
@@ -122,11 +145,13 @@ def _back(layout: Layout) -> Layout:
     return tuple(WHOLE if isinstance(each, Partial) else each for each in layout)
 
 
-def _redistributed(local: Tensor, shape: tuple[int, ...], start: Layout, goal: Layout, where: str) -> Tensor:
+def _redistributed(
+    local: Tensor, ranks: OperatorRanks, shape: tuple[int, ...], start: Layout, goal: Layout, where: str
+) -> Tensor:
     if start == goal:
         return local.view_as(local)
-    sizes, before, after, turns = _joined(shape, dist.get_world_size(), start, goal)
-    mesh, token = mesh_of(local.device.type, sizes), _where.set(where)
+    sizes, before, after, turns = _joined(shape, ranks.axes, start, goal)
+    mesh, token = ranks.mesh(local.device.type, sizes), _where.set(where)
     try:
         if turns is not None:
             return _turned(local, mesh.get_group(turns), sizes[turns], before[turns].dim, after[turns].dim)
@@ -136,15 +161,17 @@ def _redistributed(local: Tensor, shape: tuple[int, ...], start: Layout, goal: L
 
 
 @functools.lru_cache(maxsize=4096)
-def _joined(shape: tuple[int, ...], ranks: int, start: Layout, goal: Layout) -> tuple[Any, ...]:
+def _joined(
+    shape: tuple[int, ...], primes: tuple[int, ...], start: Layout, goal: Layout
+) -> tuple[Any, ...]:
     """Sizes of axes, the layouts on them, and the axis whose change is one all-to-all.
 
     Axes side by side that change alike are one: one collective for all, where DTensor makes one for each.
     Uneven parts are cut axis by axis, so their axes stay.
     """
-    axes = [*zip(primes(ranks), start, goal, strict=True)]
+    axes = [*zip(primes, start, goal, strict=True)]
     for layout, (dim, size) in itertools.product((start, goal), enumerate(shape)):
-        if size % math.prod(n for n, each in zip(primes(ranks), layout, strict=True) if each == Shard(dim)):
+        if size % math.prod(n for n, each in zip(primes, layout, strict=True) if each == Shard(dim)):
             return (*zip(*axes, strict=True), None)
     runs = [(pair, [*run]) for pair, run in itertools.groupby(axes, key=lambda axis: axis[1:])]
     joined = [(math.prod(n for n, *_ in run), *pair) for pair, run in runs]
