@@ -52,7 +52,7 @@ def left_in_parts(nodes: Iterable[Any], outputs: Iterable[int]) -> str:
         if isinstance(node.op, PartsOp):
             parts.update(node.made)
         elif not parts.isdisjoint(taken) and node.name != GATHERED:
-            if taken - parts:
+            if taken - parts or torch.Tag.nondeterministic_seeded in node.op.tags:
                 return f"{node.name} takes a value {remedy}, or shard this operator, too, at {node.line}"
             parts.update(node.made)
     return "" if parts.isdisjoint(outputs) else f"the model returns a value {remedy}"

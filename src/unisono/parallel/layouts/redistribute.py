@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.profiler import record_function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -102,9 +103,7 @@ def layout_of(value: Tensor, ranks: OperatorRanks) -> Layout:
     return tuple(value.placements) if isinstance(value, DTensor) else (WHOLE,) * len(ranks.axes)
 
 
-def moved(
-    value: Tensor, ranks: OperatorRanks, goal: Layout, contributed: Layout, where: str
-) -> Tensor:
+def moved(value: Tensor, ranks: OperatorRanks, goal: Layout, contributed: Layout, where: str) -> Tensor:
     """This rank's part of a value, brought into the layout `goal`; differentiable.
 
     Args:
@@ -153,17 +152,17 @@ def _redistributed(
     sizes, before, after, turns = _joined(shape, ranks.axes, start, goal)
     mesh, token = ranks.mesh(local.device.type, sizes), _where.set(where)
     try:
-        if turns is not None:
-            return _turned(local, mesh.get_group(turns), sizes[turns], before[turns].dim, after[turns].dim)
-        return placed(local.detach(), mesh, before, shape).redistribute(placements=after).to_local()
+        with record_function(f"up::shard|{where}"):
+            if turns is not None:
+                group, source, target = mesh.get_group(turns), before[turns].dim, after[turns].dim
+                return _turned(local, group, sizes[turns], source, target)
+            return placed(local.detach(), mesh, before, shape).redistribute(placements=after).to_local()
     finally:
         _where.reset(token)
 
 
 @functools.lru_cache(maxsize=4096)
-def _joined(
-    shape: tuple[int, ...], primes: tuple[int, ...], start: Layout, goal: Layout
-) -> tuple[Any, ...]:
+def _joined(shape: tuple[int, ...], primes: tuple[int, ...], start: Layout, goal: Layout) -> tuple[Any, ...]:
     """Sizes of axes, the layouts on them, and the axis whose change is one all-to-all.
 
     Axes side by side that change alike are one: one collective for all, where DTensor makes one for each.

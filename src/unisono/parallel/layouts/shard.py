@@ -129,6 +129,7 @@ class _RunningPlan(NamedTuple):
     """The plan that runs a model, and its tensor axis. group: None while there are no values."""
 
     name: str
+    context: int
     ranks: int
     group: Any
 
@@ -137,7 +138,7 @@ class _RunningPlan(NamedTuple):
 def planned(plan: Any, mesh: Any = None) -> Iterator[None]:
     """A plan runs a model meanwhile. mesh: a PlanMesh; None: models are only recorded."""
     group = None if mesh is None else mesh.group("tensor")
-    before = _plan.set(_RunningPlan(str(plan), plan.tensor, group))
+    before = _plan.set(_RunningPlan(str(plan), plan.context, plan.tensor, group))
     try:
         yield
     finally:
@@ -176,17 +177,16 @@ class ShardedCall:
                 raise ValueError(f"shard({self._name}): give tensors by position, not {key}=")
         if not in_backward():  # which recomputes in a thread of its own
             self._state.plan = _plan.get()
-        run = functools.partial(self._run, **named)
-        if self._state.plan is None:
-            return run(*args)
-        if self._group is not None:
+        plan, run = self._state.plan, functools.partial(self._run, **named)
+        if plan is not None and (self._group is not None or plan.context > 1):
             raise UnfitError(
-                f"shard({self._name}, group=...) within a model under {self._state.plan.name}: there the "
-                "ranks of the tensor axis share an operator. Leave out group="
+                f"shard({self._name}) within a model under {plan.name}: the ranks of the tensor "
+                "axis share the operator, of whole sequences. Leave out group= and context="
             )
         told = f"unisono.shard({self._name}, {self._strategy}, {named})"
         op = PartsOp(told, run, lambda: self._recorded(args, named)[0])
         return noted_call(op, args, lambda: run(*args), lambda: self._recorded(args, named)[1])
+
     def _run(self, *args: Any, **named: Any) -> Tensor:
         plan = self._state.plan
         if plan is not None and plan.group is None:
@@ -208,7 +208,11 @@ class ShardedCall:
 
     def _recorded(self, args: Sequence[Any], named: dict[str, Any]) -> tuple[Tensor, int]:
         """The whole value, and how many floating-point operations it takes."""
-        assert self._state.plan is not None
+        if self._state.plan is None:
+            raise UnfitError(
+                f"shard({self._name}): which ranks share it, the plan says, and there is none here. Write "
+                "parallelize(model, up.Plan(tensor=...), ...)"
+            )
         axes, tensors = primes(self._state.plan.ranks), [arg for arg in args if isinstance(arg, Tensor)]
         layouts = [(WHOLE,) * len(axes)] * len(tensors)
         signature, sizes, _ = self._planned(tensors, args, named, axes, layouts)
