@@ -155,9 +155,10 @@ class _CallState:
     """What changes in a sharded operator, and is no setting of the model that has it."""
 
     __slots__ = ("compared", "plan")
+    plan: _RunningPlan | None
 
     def __init__(self) -> None:
-        self.compared, self.plan = False, _plan.get()
+        self.compared, self.plan = False, None
 
 
 class ShardedCall:
@@ -175,9 +176,7 @@ class ShardedCall:
         for key, value in named.items():
             if isinstance(value, Tensor):
                 raise ValueError(f"shard({self._name}): give tensors by position, not {key}=")
-        if not in_backward():  # which recomputes in a thread of its own
-            self._state.plan = _plan.get()
-        plan, run = self._state.plan, functools.partial(self._run, **named)
+        plan, run = self._plan, functools.partial(self._run, **named)
         if plan is not None and (self._group is not None or plan.context > 1):
             raise UnfitError(
                 f"shard({self._name}) within a model under {plan.name}: the ranks of the tensor "
@@ -187,8 +186,14 @@ class ShardedCall:
         op = PartsOp(told, run, lambda: self._recorded(args, named)[0])
         return noted_call(op, args, lambda: run(*args), lambda: self._recorded(args, named)[1])
 
+    @property
+    def _plan(self) -> _RunningPlan | None:
+        if not in_backward():  # which recomputes in a thread of its own
+            self._state.plan = _plan.get()
+        return self._state.plan
+
     def _run(self, *args: Any, **named: Any) -> Tensor:
-        plan = self._state.plan
+        plan = self._plan
         if plan is not None and plan.group is None:
             return self._recorded(args, named)[0]
         group = (self._group or c10d.world()[0]) if plan is None else plan.group
@@ -208,12 +213,13 @@ class ShardedCall:
 
     def _recorded(self, args: Sequence[Any], named: dict[str, Any]) -> tuple[Tensor, int]:
         """The whole value, and how many floating-point operations it takes."""
-        if self._state.plan is None:
+        plan = self._plan
+        if plan is None:
             raise UnfitError(
                 f"shard({self._name}): which ranks share it, the plan says, and there is none here. Write "
                 "parallelize(model, up.Plan(tensor=...), ...)"
             )
-        axes, tensors = primes(self._state.plan.ranks), [arg for arg in args if isinstance(arg, Tensor)]
+        axes, tensors = primes(plan.ranks), [arg for arg in args if isinstance(arg, Tensor)]
         layouts = [(WHOLE,) * len(axes)] * len(tensors)
         signature, sizes, _ = self._planned(tensors, args, named, axes, layouts)
         multiplies = len(tensors) > 1 and not set(signature.output).issuperset(sizes)
