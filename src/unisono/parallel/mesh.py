@@ -166,26 +166,20 @@ def _axes(groups: list[Any], ranks: torch.Tensor, device_type: str) -> DeviceMes
     return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=unique_names(AXES))
 
 
-def _group(ranks: torch.Tensor, axis: int, *, alone: bool = False) -> Any:
-    return group_of(ranks.movedim(axis, -1).reshape(-1, ranks.size(axis)), alone=alone)
+def _group(ranks: torch.Tensor, axis: int) -> Any:
+    return group_of(ranks.movedim(axis, -1).reshape(-1, ranks.size(axis)))
 
 
-def groups_along(ranks: torch.Tensor, *, alone: bool = False) -> list[Any]:
-    """Make the groups of ranks that differ in one axis only; return this rank's, of each axis.
-
-    Args:
-        alone: only `ranks` call this; else all ranks do.
-    """
-    return [_group(ranks, axis, alone=alone) for axis in range(ranks.dim())]
+def groups_along(ranks: torch.Tensor) -> list[Any]:
+    """Make the groups of ranks that differ in one axis only; return this rank's, of each axis."""
+    return [_group(ranks, axis) for axis in range(ranks.dim())]
 
 
-def group_of(columns: torch.Tensor, *, alone: bool = False) -> Any:
+def group_of(columns: torch.Tensor) -> Any:
     """Make the group of each row of ranks; return this rank's, or None. All ranks call this."""
     mine: Any = None
     for column in columns.tolist():
-        if alone and dist.get_rank() not in column:
-            continue
-        group = new_group(column, alone=alone)
+        group = new_group(column)
         mine = group if dist.get_rank() in column else mine
     return mine
 

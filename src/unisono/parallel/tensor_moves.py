@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler import record_function
-from torch.distributed.tensor import DTensor
 
 from unisono.errors import UnfitError
 from unisono.torch_internals import version_names
@@ -113,8 +112,6 @@ def move(value: Tensor, kind: str, dim: int, axis: TensorAxis, label: str) -> Te
     Raises:
         ValueError: the ranks do not divide the dim that they share.
     """
-    if isinstance(value, DTensor):
-        raise UnfitError(f"{label}: up.shard has left a value in parts; make it whole by up.whole(...)")
     if kind == "enter" and not (value.requires_grad and torch.is_grad_enabled()):
         return value
     dim %= max(value.dim(), 1)

@@ -201,7 +201,7 @@ class Recorder:
             return self.attention(function, args, named)
         if function is noted_call:
             op, given, run, flops = args
-            return self.noted(op, given, {}, op.recorded if isinstance(op, PartsOp) else run, flops)
+            return self.noted(op, given, {}, run, flops)
         if name in SIZED:
             ordinal = self._ordinals[-1]
             self._ordinals[-1] += 1
@@ -219,18 +219,15 @@ class Recorder:
         """Run scaled_dot_product_attention and note it as one operator."""
         return self.noted(ATTENTION, (), bound(args, named), lambda: function(*args, **named))
 
-    def noted(
-        self, op: Any, args: Any, named: Any, run: Callable[[], Tensor], flops: Callable[[], int] | int = 0
-    ) -> Any:
+    def noted(self, op: Any, args: Any, named: Any, run: Callable[[], Tensor], flops: int = 0) -> Any:
         """Run what makes one tensor, and note it as the operator `op` with these arguments."""
         if self.paused:
             return run()
         came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
         self.paused += 1
-        output = run()
-        count = flops() if callable(flops) else flops
+        output, flops = op.recorded() if isinstance(op, PartsOp) else (run(), flops)
         self.paused -= 1
-        self._note(op, came, (output,), count)
+        self._note(op, came, (output,), flops)
         return output
 
     def _new(self, tensor: Tensor, kind: str, *, node: int = -1, name: str = "") -> int:

@@ -46,16 +46,16 @@ class NotedOp:
 
 def left_in_parts(nodes: Iterable[Any], outputs: Iterable[int]) -> str:
     """Where a program takes a value in parts as if it were whole, and what to write; "": nowhere."""
-    parts, remedy = set[int](), "that up.shard has left in parts: make it whole by up.whole(...)"
+    parts, why = set[int](), "a value that up.shard has left in parts: make it whole by up.whole(...)"
     for node in nodes:
         taken = {*node.taken}
         if isinstance(node.op, PartsOp):
             parts.update(node.made)
         elif not parts.isdisjoint(taken) and node.name != GATHERED:
             if taken - parts or torch.Tag.nondeterministic_seeded in node.op.tags:
-                return f"{node.name} takes a value {remedy}, or shard this operator, too, at {node.line}"
+                return f"{node.name} takes {why}, or shard this operator, too, at {node.line}"
             parts.update(node.made)
-    return "" if parts.isdisjoint(outputs) else f"the model returns a value {remedy}"
+    return "" if parts.isdisjoint(outputs) else f"the model returns {why}"
 
 
 def check_at(line: str) -> NotedOp:
@@ -73,13 +73,11 @@ class WholeOp(NotedOp):
 
 
 class PartsOp(WholeOp):
-    """What it makes is in parts over the tensor axis, until it is made whole.
-
-    Args:
-        recorded: makes the whole value, while a program is recorded.
+    """What it makes is in parts over the tensor axis, until it is made whole. While a program is recorded,
+    `recorded` makes the whole value and counts its floating-point operations.
     """
 
-    def __init__(self, name: str, run: Callable[..., Any], recorded: Callable[[], Tensor]) -> None:
+    def __init__(self, name: str, run: Callable[..., Any], recorded: Callable[[], Any]) -> None:
         super().__init__(name, run)
         self.recorded = recorded
 
@@ -92,9 +90,7 @@ class ModuleOp(WholeOp):
         self.path = path
 
 
-def noted_call(
-    op: NotedOp, args: tuple[Any, ...], run: Callable[[], Tensor], flops: Callable[[], int] | int = 0
-) -> Any:
+def noted_call(op: NotedOp, args: tuple[Any, ...], run: Callable[[], Tensor], flops: int = 0) -> Any:
     """Return `run()`; where a program is recorded, note it as the operator `op` with these arguments."""
     if has_torch_function(args[:1]):  # a mode is active
         return handle_torch_function(noted_call, args[:1], op, args, run, flops)

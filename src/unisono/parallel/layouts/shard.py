@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,14 @@ from unisono.torch_internals.fake import is_fake
 
 from .operators import IndexPosition, Indices, OperatorSignature, Owners, rule_of
 from .redistribute import (
+    NAME,
     SUM,
     WHOLE,
     Layout,
     OperatorRanks,
-    layout_of,
-    moved,
     placed,
     primes,
     ranks_of_group,
-    ranks_of_mesh,
     span,
 )
 
@@ -77,11 +75,11 @@ def whole_value(value: Tensor) -> Tensor:
     """The same; no operator of a recorded program."""
     if not isinstance(value, DTensor):
         return value
-    ranks = ranks_of_mesh(value)
-    if ranks is None:
+    ranks = getattr(value.device_mesh, NAME, None)
+    if ranks is None:  # a mesh of others
         return value.full_tensor()
-    goal = (WHOLE,) * len(ranks.axes)
-    return moved(_known(value, ranks), ranks, goal, goal, "whole")
+    found: Tensor = ranks.moved(_known(value, ranks), ranks.whole, ranks.whole, "whole")
+    return found
 
 
 WHOLE_OP = WholeOp(GATHERED, whole_value)
@@ -125,27 +123,17 @@ def _function_of(module: nn.Module) -> tuple[Any, dict[str, Any]]:
 # ---- in a plan ----
 
 
-class _RunningPlan(NamedTuple):
-    """The plan that runs a model, and its tensor axis. group: None while there are no values."""
-
-    name: str
-    context: int
-    ranks: int
-    group: Any
-
-
 @contextlib.contextmanager
 def planned(plan: Any, mesh: Any = None) -> Iterator[None]:
     """A plan runs a model meanwhile. mesh: a PlanMesh; None: models are only recorded."""
-    group = None if mesh is None else mesh.group("tensor")
-    before = _plan.set(_RunningPlan(str(plan), plan.context, plan.tensor, group))
+    before = _plan.set((plan, None if mesh is None else mesh.group("tensor")))
     try:
         yield
     finally:
         _plan.reset(before)
 
 
-_plan: ContextVar[_RunningPlan | None] = ContextVar("plan", default=None)
+_plan: ContextVar[tuple[Any, Any]] = ContextVar("plan", default=(None, None))
 
 
 # ---- a call ----
@@ -155,10 +143,9 @@ class _CallState:
     """What changes in a sharded operator, and is no setting of the model that has it."""
 
     __slots__ = ("compared", "plan")
-    plan: _RunningPlan | None
 
     def __init__(self) -> None:
-        self.compared, self.plan = False, None
+        self.compared, self.plan = False, _plan.get()
 
 
 class ShardedCall:
@@ -176,36 +163,34 @@ class ShardedCall:
         for key, value in named.items():
             if isinstance(value, Tensor):
                 raise ValueError(f"shard({self._name}): give tensors by position, not {key}=")
-        plan, run = self._plan, functools.partial(self._run, **named)
+        (plan, _), run = self._plan, functools.partial(self._run, **named)
         if plan is not None and (self._group is not None or plan.context > 1):
             raise UnfitError(
-                f"shard({self._name}) within a model under {plan.name}: the ranks of the tensor "
-                "axis share the operator, of whole sequences. Leave out group= and context="
+                f"shard({self._name}) within a model under {plan}: the ranks of the tensor axis "
+                "share the operator, of whole sequences. Leave out group= and context="
             )
         told = f"unisono.shard({self._name}, {self._strategy}, {named})"
-        op = PartsOp(told, run, lambda: self._recorded(args, named)[0])
-        return noted_call(op, args, lambda: run(*args), lambda: self._recorded(args, named)[1])
+        return noted_call(PartsOp(told, run, lambda: self._recorded(args, named)), args, lambda: run(*args))
 
     @property
-    def _plan(self) -> _RunningPlan | None:
+    def _plan(self) -> tuple[Any, Any]:
+        """The plan that runs the model, and the group of its tensor axis, if there are values."""
         if not in_backward():  # which recomputes in a thread of its own
             self._state.plan = _plan.get()
         return self._state.plan
 
     def _run(self, *args: Any, **named: Any) -> Tensor:
-        plan = self._plan
-        if plan is not None and plan.group is None:
+        plan, group = self._plan
+        if plan is not None and group is None:
             return self._recorded(args, named)[0]
-        group = (self._group or c10d.world()[0]) if plan is None else plan.group
-        ranks = ranks_of_group(group)
-        self._compare([arg for arg in args if isinstance(arg, Tensor)], group)
+        ranks = ranks_of_group(group := group or self._group or c10d.world()[0])
         tensors = [_known(arg, ranks) for arg in args if isinstance(arg, Tensor)]
-        layouts = [layout_of(tensor, ranks) for tensor in tensors]
-        signature, sizes, owners = self._planned(tensors, args, named, ranks.axes, layouts)
+        self._compare(tensors, group)
+        signature, sizes, owners = self._planned(plan, tensors, args, named, ranks.axes, ranks.layout)
         locals_ = []
         for number, (tensor, indices) in enumerate(zip(tensors, signature.inputs, strict=True)):
             goal, contributed = _layout(indices, owners), _layout(indices, owners, elsewhere=SUM)
-            locals_.append(moved(tensor, ranks, goal, contributed, f"{self._name}, input {number}"))
+            locals_.append(ranks.moved(tensor, goal, contributed, f"{self._name}, input {number}"))
         local = signature.local(IndexPosition(self._name, sizes, owners, ranks), *locals_)
         shape = [sizes.get(i, size) for i, size in zip(signature.output, local.shape, strict=True)]
         mesh = ranks.mesh(tensors[0].device.type)
@@ -213,32 +198,31 @@ class ShardedCall:
 
     def _recorded(self, args: Sequence[Any], named: dict[str, Any]) -> tuple[Tensor, int]:
         """The whole value, and how many floating-point operations it takes."""
-        plan = self._plan
+        plan, _ = self._plan
         if plan is None:
             raise UnfitError(
                 f"shard({self._name}): which ranks share it, the plan says, and there is none here. Write "
                 "parallelize(model, up.Plan(tensor=...), ...)"
             )
-        axes, tensors = primes(plan.ranks), [arg for arg in args if isinstance(arg, Tensor)]
-        layouts = [(WHOLE,) * len(axes)] * len(tensors)
-        signature, sizes, _ = self._planned(tensors, args, named, axes, layouts)
+        axes, tensors = primes(plan.tensor), [arg for arg in args if isinstance(arg, Tensor)]
+        layout = (WHOLE,) * len(axes)
+        signature, sizes, _ = self._planned(plan, tensors, args, named, axes, lambda _: layout)
         multiplies = len(tensors) > 1 and not set(signature.output).issuperset(sizes)
         value = signature.local(IndexPosition(self._name, sizes), *tensors)
         return value, math.prod(sizes.values()) * (1 + multiplies)
 
     def _planned(
-        self, tensors: Sequence[Tensor], args: Sequence[Any], named: Any, axes: Any, layouts: Sequence[Layout]
+        self, plan: Any, tensors: Sequence[Tensor], args: Any, named: Any, axes: Any, layout: Any
     ) -> tuple[OperatorSignature, dict[str | None, int], Owners]:
-        lies = [
-            (tuple(tensor.shape), tensor.element_size(), layout)
-            for tensor, layout in zip(tensors, layouts, strict=True)
-        ]
+        lies = tuple((tuple(each.shape), each.element_size(), layout(each)) for each in tensors)
         others = _hashable(arg for arg in args if not isinstance(arg, Tensor))
-        named = tuple(zip(named, _hashable(named.values()), strict=True))
-        have = f"there are {math.prod(axes)}"
-        if self._state.plan is not None:
-            have = f"the tensor axis of {self._state.plan.name} has {math.prod(axes)}: write tensor="
-        return _call_plan(self._name, self._function, self._strategy, axes, have, tuple(lies), others, named)
+        named, have = (
+            tuple(zip(named, _hashable(named.values()), strict=True)),
+            f"there are {math.prod(axes)}",
+        )
+        if plan is not None:
+            have = f"the tensor axis of {plan} has {math.prod(axes)}: write tensor="
+        return _call_plan(self._name, self._function, self._strategy, axes, have, lies, others, named)
 
     def _compare(self, tensors: Sequence[Tensor], group: Any) -> None:
         """Raise ValueError, on all ranks, where plain inputs of the first call differ."""
@@ -248,8 +232,7 @@ class ShardedCall:
         self._state.compared = True
         # of copies: memory that NumPy has seen is not freed by fully_shard
         marks = on_every_rank(lambda: fingerprint([one.detach().clone() for one in plain]), group)
-        other = next((rank for rank, mark in enumerate(marks) if mark != marks[0]), None)
-        if other is not None:
+        if (other := next((rank for rank, mark in enumerate(marks) if mark != marks[0]), 0)) > 0:
             raise ValueError(
                 f"shard({self._name}): plain tensors count as replicated, and those of rank {other} have "
                 "other shapes, types or values than those of rank 0. Give all ranks the same, such as "
@@ -342,18 +325,6 @@ def _parts(
     return {index: cut for index, (cut, *_) in found.items()}
 
 
-def _assignments(parts: dict[str, int], sizes: Sequence[int]) -> Iterator[Owners]:
-    """Every assignment of mesh axes to indices that gives each index its number of parts."""
-    cut = [index for index, count in parts.items() if count > 1]
-    for owners in itertools.product([*cut, None], repeat=len(sizes)):
-        got = dict.fromkeys(parts, 1)
-        for owner, size in zip(owners, sizes, strict=True):
-            if owner is not None:
-                got[owner] *= size
-        if got == parts:
-            yield owners
-
-
 def _smallest(size: int, cut: int) -> int:
     axes = primes(cut)
     places = itertools.product(*map(range, axes))
@@ -361,7 +332,12 @@ def _smallest(size: int, cut: int) -> int:
 
 
 def _nearest(parts: dict[str, int], inputs: Sequence[Indices], lies: Any, axes: Sequence[int]) -> Owners:
-    """The mesh axes of each index with which most bytes stay where they are."""
+    """The mesh axes of each index, as many as its parts, with which most bytes stay where they are."""
+    cut = {index: count for index, count in parts.items() if count > 1}
+
+    def fits(owners: Owners) -> bool:
+        sizes = [*zip(owners, axes, strict=True)]
+        return all(count == math.prod(n for own, n in sizes if own == index) for index, count in cut.items())
 
     def stays(owners: Owners) -> int:
         return sum(
@@ -371,7 +347,7 @@ def _nearest(parts: dict[str, int], inputs: Sequence[Indices], lies: Any, axes: 
             if start in (goal, WHOLE)
         )
 
-    return max(_assignments(parts, axes), key=stays)
+    return max(filter(fits, itertools.product([*cut, None], repeat=len(axes))), key=stays)
 
 
 @functools.lru_cache(maxsize=4096)
