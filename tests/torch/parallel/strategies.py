@@ -155,6 +155,17 @@ def check_uneven_rows(_folder: Path) -> None:
         compare(make, up.Plan(tensor=4), uneven)
 
 
+def check_a_loss_in_parts(_folder: Path) -> None:
+    """A loss that is sharded is made whole."""
+    loss = up.shard(functional.cross_entropy, ((2, 1), (2,)))
+    wanted = alone(network, BATCHES, functional.cross_entropy, optimizer=sgd).losses
+    for plan in (up.Plan(data=2, tensor=2), up.Plan(pipeline=2, tensor=2, micro_batches=2)):
+        torch.manual_seed(0)
+        run = up.parallelize(Net(2), plan, loss=loss, optimizer=sgd, sample=torch.zeros(2, 16))
+        losses = [run.step(batch) for batch in run.shard(BATCHES)]
+        torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=1e-5)
+
+
 def check_groups(_folder: Path) -> None:
     """Outside of plans a group shares an operator, and another one beside it another operator."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
