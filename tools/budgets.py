@@ -65,11 +65,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 33_803,
+    ("src/unisono/parallel",): 33_802,
     ("src/unisono/planner",): 5_249,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_119,
-    ("src", "csrc"): 130_398,
-    ("tests",): 82_745,
+    ("src", "csrc"): 130_397,
+    ("tests",): 82_744,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
