@@ -100,11 +100,12 @@ def check_the_program_of_the_text(_folder: Path) -> None:
     """Strategies, stages and micro-batches in one network; on stage 0 one gather for each micro-batch."""
     ranks = dist.get_world_size() // 2
     plan = up.Plan(tensor=ranks, pipeline=2, micro_batches=4)
-    compare(network, plan)
+    batches = models.vector_batches(3, 4 * ranks)
+    compare(network, plan, batches)
     run = up.parallelize(
-        Net(ranks), plan, loss=functional.cross_entropy, optimizer=sgd, sample=torch.zeros(2, 16)
+        Net(ranks), plan, loss=functional.cross_entropy, optimizer=sgd, sample=torch.zeros(ranks, 16)
     )
-    (batch,) = run.shard(BATCHES[:1])
+    (batch,) = run.shard(batches[:1])
     run.step(batch)
     with up.record() as moves:
         run.step(batch, watch=True)
