@@ -67,11 +67,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 34_894,
+    ("src/unisono/parallel",): 35_052,
     ("src/unisono/planner",): 5_266,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_139,
-    ("src", "csrc"): 131_539,
-    ("tests",): 83_471,
+    ("src", "csrc"): 131_697,
+    ("tests",): 83_745,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from unisono.errors import UnfitError
@@ -140,6 +141,11 @@ def check_model(model: nn.Module, plan: Plan) -> None:
                 raise UnfitError(
                     f'"{name}" of {where} has no shape yet. Call the model on a batch once before '
                     "parallelize: model(inputs)"
+                )
+            if isinstance(value, DTensor):
+                raise UnfitError(
+                    f'"{name}" of {where} is a DTensor, as up.shard makes of a module: a plan cuts plain '
+                    "tensors. Shard the function: up.shard(functional.linear, strategy)(x, weight, bias)"
                 )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             _check_embedding(where, module, plan)

@@ -30,6 +30,7 @@ from unisono.torch_internals import version_names
 
 from .batches import DataComparison, fingerprint, micro_batches, rows_of, stand_in
 from .graph.containers import tensors_in
+from .layouts.shard import whole_value
 from .mesh import PlanMesh
 
 Weigh = Callable[[Any], "float | Tensor"] | str | None
@@ -162,7 +163,7 @@ def _one_value(value: Tensor) -> Tensor:
             f"the loss returned {list(value.shape)} values, expected one: the mean over the rows, as of "
             'reduction="mean"'
         )
-    return value
+    return whole_value(value)  # on one rank alone, reading it would wait for the others
 
 
 def ignored_by(loss: object) -> int:

@@ -184,9 +184,12 @@ def group_of(columns: torch.Tensor) -> Any:
     return mine
 
 
-def new_group(ranks: list[int] | None = None) -> Any:
-    """Make a group of these ranks, or of all, with the timeout of the job's. All ranks call this."""
-    return dist.new_group(ranks, timeout=c10d.timeout_of(c10d.world()[0]))
+def new_group(ranks: list[int] | None = None, *, alone: bool = False) -> Any:
+    """Make a group of these ranks, or of all, with the timeout of the job's. All ranks call this, or if
+    `alone` its own.
+    """
+    timeout = c10d.timeout_of(c10d.world()[0])
+    return dist.new_group(ranks, timeout=timeout, use_local_synchronization=alone)
 
 
 # ---- names of axes ----

@@ -131,7 +131,8 @@ def _run(
     more = plan, optimizer, loss, weigh, prediction
     begun = begin(model, plan, **options)
     if options["sample"] is None and needs_inputs(model, plan, options["pieces"]):
-        options["sample"] = guessed(model)
+        with planned(plan):
+            options["sample"] = guessed(model)
         if options["sample"] is None:
             return FirstBatchRun(
                 model, begun, lambda inputs: _set_up(model, plan, options | {"sample": inputs}, begun), *more

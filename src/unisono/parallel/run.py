@@ -738,7 +738,7 @@ class Run:
             if self._flags is None:
                 replicas = self._outer is None and isinstance(self._built.units, ReplicatedParameters)
                 check_trained(self._named, self._trained, self._fixed, follows=replicas)
-            with planned(self.plan):
+            with planned(self.plan, self.mesh):
                 yield
         except BaseException as error:
             interrupted = self._built.runtime.interrupted

@@ -50,6 +50,7 @@ REASONS = (  # range -> axis of the mesh, why
     ("up::programs", "context", "ranks compare their programs"),
     ("up::stages", "pipeline", "ranks compare their programs"),
     ("up::tensor", "tensor", "activations of a cut module"),
+    ("up::shard", "tensor", "up.shard: a value goes into the layout of an operator"),
     ("up::experts", "expert", "rows go to their experts and back"),
     ("up::sums", "tensor", "gradients of a whole parameter in a cut region"),
     ("up::rows", "world", "how many rows each rank has"),

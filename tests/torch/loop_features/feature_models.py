@@ -76,6 +76,18 @@ class Text(nn.Module):
         return logits if labels is None else {"logits": logits, "loss": token_loss(logits, labels)}
 
 
+class SharedProducts(Text):
+    """Two products after it, by two functions of matrices."""
+
+    def __init__(self, first: Any, second: Any, *, experts: bool = False) -> None:
+        super().__init__(experts=experts)
+        self.first, self.second = first, second
+        self.down, self.up = nn.Parameter(torch.randn(WORDS, 6)), nn.Parameter(torch.randn(6, WORDS))
+
+    def forward(self, ids: Tensor, labels: Tensor | None = None) -> Any:
+        return self.second(self.first(super().forward(ids), self.down), self.up)
+
+
 class Normed(nn.Module):
     """Vectors through a BatchNorm."""
 

@@ -15,7 +15,16 @@ from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 import unisono.parallel as up
 from loop_features.feature_loops import IGNORED, Loops, adamw
-from loop_features.feature_models import Normed, Text, adapted, padded, texts, token_loss, vectors
+from loop_features.feature_models import (
+    Normed,
+    SharedProducts,
+    Text,
+    adapted,
+    padded,
+    texts,
+    token_loss,
+    vectors,
+)
 
 Shown = Iterator[Any]
 Feature = Callable[[Loops], Shown]
@@ -562,6 +571,18 @@ def meetings(loops: Loops) -> Shown:
     yield run.state_dict()
 
 
+def strategies(loops: Loops) -> Shown:
+    """`up.shard`: strategies over the tensor axis, beside what the axis cuts"""
+    k = loops.plan.tensor if loops.planned else 1
+    made: Any = [torch.matmul, torch.matmul]
+    if loops.planned:
+        rows, columns = (up.shard(torch.matmul, cuts) for cuts in (((k, 1, 1), (1, 1)), ((1, 1, 1), (1, k))))
+        made = [rows, lambda x, weight: up.whole(columns(x, weight))]
+    run = loops.start(lambda experts: SharedProducts(*made, experts=experts))
+    yield losses(run, texts(3))
+    yield run.state_dict()
+
+
 FEATURES: dict[str, Feature] = {
     one.__name__: one
     for one in (
@@ -571,7 +592,7 @@ FEATURES: dict[str, Feature] = {
         few_rows,
         loaders, resuming, moving, dropout, recomputation, whole_models, batch_norm, kept_f32, fp16,
         compiled, checked, explained, progress, gradient_hooks, between_steps, uneven_use, meta, swapped,
-        compressed, meetings,
+        compressed, meetings, strategies,
     )
 }  # fmt: skip
 LOW = {"kept_f32", "fp16", "muon"}

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 import unisono.torch  # noqa: F401
+from parallel import strategies
 from unisono.parallel.layouts.operators import RULES, rule_of
 
 CHAINS = 60
@@ -199,6 +200,12 @@ def check_every_operator() -> None:
             ((x, tokens[:, 0]), {"ignore_index": int(tokens[0, 0])}),
         ],
         functional.gelu: [((x,), {"approximate": "tanh"})],
+        functional.conv1d: [(((24, 6, 9), (46, 6, 3)), {"padding": 1})],
+        functional.conv2d: [
+            (((24, 8, 9, 7), (46, 8, 3, 2), (46,)), {"stride": (2, 1)}),
+            (((24, 8, 9, 7), (24, 4, 3, 3)), {"groups": 2, "dilation": 2}),
+        ],
+        functional.conv3d: [(((24, 8, 3, 5, 4), (6, 8, 2, 2, 2), (6,)), {})],
         torch.add: [((x, (24, 1)), {"alpha": 2})],
         **{key: [((batch, (46, 24)), {})] for key in (torch.sub, torch.mul, torch.div, torch.maximum)},
         torch.minimum: [((x, x), {})],
@@ -298,4 +305,6 @@ def main(rank: int, size: int, folder: Path) -> None:
         check_moves()
     if size in (2, 4, 8):
         check_matmuls()
+    if size == 8:
+        strategies.check_the_program_of_the_text(folder)
     dist.destroy_process_group()

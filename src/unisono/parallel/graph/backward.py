@@ -7,7 +7,7 @@ from typing import Protocol
 
 from .cut import Cut, ModuleMove
 from .indices import Index, mixed, roots
-from .noted_call import ModuleOp
+from .noted_call import ModuleOp, WholeOp
 from .program import Frame, Graph, Node, Ref, refs, writes_of
 from .rules import Rules
 from .scopes import Place, ScopedValue, Scopes
@@ -282,7 +282,7 @@ class Backward:
                 cut = produced or choice.chosen
                 self._why.setdefault(number, (choice.first(cut), node.line))
             elif (
-                kind or isinstance(node.op, ModuleOp) or self._scattered(number)
+                kind or isinstance(node.op, WholeOp) or self._scattered(number)
             ):  # the bias of a layer is added once; own positions are all
                 uses.add(False)
             elif (produced or summed or scattered) and not (joins or self._mixed(value)):

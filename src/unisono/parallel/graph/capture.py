@@ -30,7 +30,7 @@ from unisono.torch_internals.training import module_at
 
 from .call_structure import argument_names, slots_in, slots_of_call
 from .containers import mapped, numbers_of, tensors_in
-from .noted_call import ATTENTION, FUNCTION, bound, calls_told, check_at, noted_call
+from .noted_call import ATTENTION, FUNCTION, PartsOp, bound, calls_told, check_at, left_in_parts, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value, flops_of
 from .shapes import CaptureError, Shapes, check_collective
 
@@ -120,6 +120,8 @@ class Recorder:
             )
         self.graph.result = mapped(output, lambda tensor: Ref(self.value(tensor)))
         self.graph.outputs = [ref.value for ref in tensors_in(self.graph.result, Ref)]
+        if why := left_in_parts(self.graph.nodes, [*self.graph.outputs]):
+            raise CaptureError(f"{self.graph.model}: {why}", final=True)
         self._note_kept(model, buffers)
         self._note_functions()
         for table in (self._known, self._storages, self._made_by):
@@ -223,7 +225,7 @@ class Recorder:
             return run()
         came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
         self.paused += 1
-        output = run()
+        output, flops = op.recorded() if isinstance(op, PartsOp) else (run(), flops)
         self.paused -= 1
         self._note(op, came, (output,), flops)
         return output

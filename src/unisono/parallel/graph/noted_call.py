@@ -7,7 +7,7 @@ must be known as what it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from unisono.errors import UnfitError
 
 EXPERTS = "unisono.experts"  # stacked: called with (rows, indices of experts, weights)
 EXPERT_LIST = "unisono.expert_list"  # a module around a list of experts: called with whole values
+
+GATHERED = "unisono.whole"  # what up.shard has left in parts, whole
 
 CHECK = "unisono.check"  # torch._check_tensor_all: a program goes on, or raises
 CHECKS = (CHECK, "aten._assert_async")  # operators that return nothing, and are run for what they raise
@@ -42,6 +44,20 @@ class NotedOp:
         return self._run(*args, **named)
 
 
+def left_in_parts(nodes: Iterable[Any], outputs: Iterable[int]) -> str:
+    """Where a program takes a value in parts as if it were whole, and what to write; "": nowhere."""
+    parts, why = set[int](), "a value that up.shard has left in parts: make it whole by up.whole(...)"
+    for node in nodes:
+        taken = {*node.taken}
+        if isinstance(node.op, PartsOp):
+            parts.update(node.made)
+        elif not parts.isdisjoint(taken) and node.name != GATHERED:
+            if taken - parts or torch.Tag.nondeterministic_seeded in node.op.tags:
+                return f"{node.name} takes {why}, or shard this operator, too, at {node.line}"
+            parts.update(node.made)
+    return "" if parts.isdisjoint(outputs) else f"the model returns {why}"
+
+
 def check_at(line: str) -> NotedOp:
     """The operator of a check that the program makes at `line`: whether all elements are True."""
 
@@ -52,11 +68,22 @@ def check_at(line: str) -> NotedOp:
     return NotedOp(CHECK, check)
 
 
-class ModuleOp(NotedOp):
-    """A call of a module. A replay gives it the module that is at `path` then.
+class WholeOp(NotedOp):
+    """Its gradients are no sum of parts: on the tensor axis it takes whole ones, and gives whole ones."""
 
-    Its gradients are no sum of parts: on the tensor axis it takes whole ones, and gives whole ones.
+
+class PartsOp(WholeOp):
+    """What it makes is in parts over the tensor axis, until it is made whole. While a program is recorded,
+    `recorded` makes the whole value and counts its floating-point operations.
     """
+
+    def __init__(self, name: str, run: Callable[..., Any], recorded: Callable[[], Any]) -> None:
+        super().__init__(name, run)
+        self.recorded = recorded
+
+
+class ModuleOp(WholeOp):
+    """A call of a module. A replay gives it the module that is at `path` then."""
 
     def __init__(self, name: str, path: str, run: Callable[..., Any]) -> None:
         super().__init__(name, run)

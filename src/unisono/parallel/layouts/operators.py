@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial
 from torch.nn import functional
 
 from unisono.parallel.graph.indices import groups_of
 
-from .redistribute import SUM, WHOLE, Layout, move, span
+from .redistribute import SUM, WHOLE, Layout, span
 
 Shape = tuple[int, ...]
 Indices = tuple[str | None, ...]
@@ -54,16 +53,20 @@ Rule = Callable[..., OperatorSignature]  # of the shapes of tensors, then the ot
 class IndexPosition:
     """A rank's part of one call: its place along each index that is cut.
 
+    Args:
+        ranks: OperatorRanks; None: nothing is cut.
     Attributes:
         sizes: of all indices.
     """
 
-    def __init__(self, where: str, sizes: dict[str | None, int], owners: Owners, mesh: DeviceMesh) -> None:
-        self._where, self.sizes, self._owners, self._mesh = where, sizes, owners, mesh
+    def __init__(
+        self, where: str, sizes: dict[str | None, int], owners: Owners = (), ranks: Any = None
+    ) -> None:
+        self._where, self.sizes, self._owners, self._ranks = where, sizes, owners, ranks
 
     def start(self, index: str) -> int:
         """The number of the first element of an index that is here."""
-        places = zip(self._mesh.shape, self._mesh.get_coordinate() or (), strict=True)
+        places = [] if self._ranks is None else self._ranks.places
         cut = [place for owner, place in zip(self._owners, places, strict=True) if owner == index]
         return span(self.sizes[index], cut)[0]
 
@@ -76,24 +79,22 @@ class IndexPosition:
         return self._reduced(value.detach(), index, Partial("max"))
 
     def _reduced(self, value: Tensor, index: str, of: Partial) -> Tensor:
+        if index not in self._owners:
+            return value
         parts: Layout = tuple(of if owner == index else WHOLE for owner in self._owners)
-        return move(value, value.shape, parts, (WHOLE,) * len(parts), parts, self._where)
+        moved: Tensor = self._ranks.move(value, value.shape, (parts, self._ranks.whole), parts, self._where)
+        return moved
 
 
 def rule_of(function: Any) -> Rule:
-    """Find the rule of a function of torch.
-
-    Raises:
-        ValueError: there is none; the text lists the existing ones.
-    """
-    rule = RULES.get(function)
-    if rule is None:
+    """Find the rule of a function of torch; a ValueError lists those that have one."""
+    if function not in RULES:
         names = ", ".join(sorted({known.__name__ for known in RULES}))
         raise ValueError(
             f"shard: no rule for {getattr(function, '__name__', function)!r}. There are rules for "
             f"{names}; another function can be composed of these"
         )
-    return rule
+    return RULES[function]
 
 
 def _notation(text: str, local: Callable[..., Tensor], whole: dict[str, str] | None = None) -> Rule:
@@ -103,6 +104,8 @@ def _notation(text: str, local: Callable[..., Tensor], whole: dict[str, str] | N
 
     def rule(*shapes: Shape, **named: Any) -> OperatorSignature:
         parameters.bind(None, *shapes, **named)
+        if len(shapes) > len(terms):
+            raise TypeError(f"{local.__name__.strip('_')}: {len(shapes)} tensors for {text}")
         letters = [term.lstrip("*") for term in terms]
         for term, own, shape in zip(terms, letters, shapes, strict=False):  # a bias may be left out
             if len(shape) < len(own) or (len(shape) > len(own) and term == own):
@@ -132,8 +135,14 @@ def _aligned(shapes: Sequence[Shape]) -> tuple[list[Indices], Indices]:
     return inputs, tuple(f"b{dim}" for dim in range(rank))
 
 
-def _binary(function: Callable[..., Tensor]) -> Rule:
-    return _notation("*,*->*", lambda _, x, y, **named: function(x, y, **named))
+def _on_parts(function: Callable[..., Tensor], text: str, whole: dict[str, str] | None = None) -> Rule:
+    """The rule of a function that a rank calls on its parts."""
+
+    def local(_: IndexPosition, *parts: Tensor, **named: Any) -> Tensor:
+        return function(*parts, **named)
+
+    local.__name__ = function.__name__
+    return _notation(text, local, whole)
 
 
 def _of_dims(function: Callable[..., Tensor]) -> Rule:
@@ -159,10 +168,6 @@ def _dims(x: Shape) -> Indices:
 
 
 # ---- what a rank computes, where it is more than the operator on its parts ----
-
-
-def _matmul(_: IndexPosition, x: Tensor, y: Tensor) -> Tensor:
-    return x @ y
 
 
 def _linear(part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -209,18 +214,15 @@ def _cross_entropy(
     return total / part.total(counts.sum(), "r") if reduction == "mean" else total
 
 
-def _attention(_: IndexPosition, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False) -> Tensor:
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-
-
 # ---- rules that need the arguments ----
 
 
-def _attention_rule(*qkv: Shape, is_causal: bool = False) -> OperatorSignature:
+def _attention(*qkv: Shape, is_causal: bool = False) -> OperatorSignature:
     whole = {"d": "scores need all features of a head", "s": "softmax runs over all keys"}
     if is_causal:
         whole["t"] = "a causal mask needs to know which queries these are"
-    return _notation("*td,*sd,*se->*te", _attention, whole)(*qkv, is_causal=is_causal)
+    rule = _on_parts(functional.scaled_dot_product_attention, "*td,*sd,*se->*te", whole)
+    return rule(*qkv, is_causal=is_causal)
 
 
 def _softmax(x: Shape, dim: int) -> OperatorSignature:
@@ -266,6 +268,26 @@ def _reshape(x: Shape, shape: Sequence[int]) -> OperatorSignature:
     return OperatorSignature((tuple(inputs),), tuple(output), local, whole, leads)
 
 
+def _convolution(function: Callable[..., Tensor], space: str, window: str) -> Rule:
+    """The rule of a convolution over the dims `space`: rows and channels may be cut."""
+    whole = dict.fromkeys(space, "a window reads its neighbours") | dict.fromkeys(window, "it is a window")
+    grouped = dict.fromkeys("coi", "each of the groups has channels of its own")
+
+    def local(
+        part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None = None, **named: Any
+    ) -> Tensor:
+        share = None if bias is None else bias * float(part.start("c") == 0)
+        return function(x, weight, share, **named)
+
+    def rule(*shapes: Shape, groups: int = 1, **named: Any) -> OperatorSignature:
+        text = f"nc{space},o{'c' if groups == 1 else 'i'}{window},o->no{space.upper()}"
+        found = _notation(text, local, whole if groups == 1 else whole | grouped)
+        return found(*shapes, groups=groups, **named)
+
+    local.__name__ = function.__name__
+    return rule
+
+
 UNARY = (
     torch.relu, torch.tanh, torch.exp, torch.neg, torch.sigmoid, torch.sqrt, torch.abs, torch.clone,
     functional.relu, functional.gelu, functional.silu, functional.tanh,
@@ -273,13 +295,16 @@ UNARY = (
 BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
 RULES: dict[Any, Rule] = {
     **{one: _of_dims(one) for one in (*UNARY, torch.sum, torch.mean, torch.transpose, torch.permute)},
-    **{one: _binary(one) for one in BINARY},
-    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _notation("*mk,*kn->*mn", _matmul)),
+    **{one: _on_parts(one, "*,*->*") for one in BINARY},
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), _on_parts(torch.matmul, "*mk,*kn->*mn")),
     functional.linear: _notation("*k,nk,n->*n", _linear),
     functional.embedding: _notation("*,vd->*d", _embedding),
     functional.layer_norm: _notation("*k,k,k->*k", _layer_norm),
     functional.cross_entropy: _notation("rv,r->", _cross_entropy),
-    functional.scaled_dot_product_attention: _attention_rule,
+    functional.scaled_dot_product_attention: _attention,
     **dict.fromkeys((torch.softmax, functional.softmax), _softmax),
     torch.reshape: _reshape,
+    functional.conv1d: _convolution(functional.conv1d, "x", "j"),
+    functional.conv2d: _convolution(functional.conv2d, "xy", "jk"),
+    functional.conv3d: _convolution(functional.conv3d, "xyz", "jkl"),
 }  # fmt: skip

@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.profiler import record_function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from unisono.parallel.costs.collectives import Link
-from unisono.parallel.mesh import groups_along, unique_names
+from unisono.parallel.graph.program import columns
+from unisono.parallel.mesh import new_group, unique_names
 from unisono.parallel.tensor_moves import exchanged
 from unisono.torch_internals.dtensor import all_to_all
 from unisono.torch_internals.fake import OperatorMode
@@ -31,6 +33,7 @@ from unisono.torch_internals.group_use import ranks_of
 
 Layout = tuple[Any, ...]  # one Placement per axis
 WHOLE, SUM = Replicate(), Partial()
+NAME = "_unisono_ranks"  # the attribute of a mesh: whose it is
 
 
 # ---- the ranks ----
@@ -39,28 +42,90 @@ WHOLE, SUM = Replicate(), Partial()
 @functools.cache
 def primes(number: int) -> tuple[int, ...]:
     """Prime factors, smallest first; (1,) for 1. Example: 12 -> (2, 2, 3)."""
-    found, factor = [], 2
-    while number > 1:
-        while number % factor == 0:
-            found.append(factor)
-            number //= factor
-        factor += 1
-    return tuple(found) or (1,)
+    factor = next((factor for factor in range(2, number) if number % factor == 0), number)
+    return (factor,) if factor == number else (factor, *primes(number // factor))
 
 
-def mesh_of(device: str, sizes: tuple[int, ...] = ()) -> DeviceMesh:
-    """Return the mesh of all ranks, by default of prime sizes; the last axis is the fastest. All ranks call
-    this.
+class OperatorRanks:
+    """The ranks of a group, which run an operator together, and the moves of values between them.
+
+    Attributes:
+        axes: the sizes of their mesh, which are primes; the last axis is the fastest.
+        places: of each axis its size, and this rank's place on it.
     """
-    device = "cpu" if device == "meta" else device
-    return _mesh(dist.group.WORLD, device, sizes or primes(dist.get_world_size()))
+
+    def __init__(self, group: Any) -> None:
+        self._group, self._ranks = group, torch.tensor(dist.get_process_group_ranks(group))
+        self.axes = primes(len(self._ranks))
+        place = (self._ranks.view(self.axes) == dist.get_rank()).nonzero()
+        self.places = [*zip(self.axes, place[0].tolist(), strict=True)]
+        self.whole: Layout = (WHOLE,) * len(self.axes)
+        self._meshes: dict[tuple[str, tuple[int, ...]], DeviceMesh] = {}
+
+    def mesh(self, device: str, sizes: tuple[int, ...] = ()) -> DeviceMesh:
+        """Their mesh, or one of other sizes. All of them call this first together."""
+        key = "cpu" if device == "meta" else device, sizes or self.axes
+        if key not in self._meshes:
+            ranks, names = self._ranks.view(key[1]), unique_names(f"axis{n}" for n in range(len(key[1])))
+            groups = (
+                [self._group] if ranks.dim() == 1 else [self._along(ranks, n) for n in range(ranks.dim())]
+            )
+            mesh = self._meshes[key] = DeviceMesh.from_group(groups, key[0], mesh=ranks, mesh_dim_names=names)
+            setattr(mesh, NAME, self)
+        return self._meshes[key]
+
+    def _along(self, ranks: Tensor, axis: int) -> Any:
+        lines = ranks.movedim(axis, -1).reshape(-1, ranks.size(axis)).tolist()
+        return new_group(next(line for line in lines if dist.get_rank() in line), alone=True)
+
+    def layout(self, value: Tensor) -> Layout:
+        """The layout of a DTensor; a plain tensor is whole on all ranks."""
+        return tuple(value.placements) if isinstance(value, DTensor) else self.whole
+
+    def moved(self, value: Tensor, goal: Layout, contributed: Layout, where: str) -> Tensor:
+        """This rank's part of a value, brought into the layout `goal`; differentiable.
+
+        Args:
+            contributed: the layout of the gradient: SUM on axes whose ranks have a share of it each.
+            where: for the record.
+        """
+        start, local = self.layout(value), value
+        if isinstance(value, DTensor):
+            local = value.to_local(grad_placements=_back(start))
+        return self.move(local, value.shape, (start, goal), contributed, where)
+
+    def move(
+        self, local: Tensor, size: Sequence[int], way: tuple[Layout, Layout], contributed: Layout, where: str
+    ) -> Tensor:
+        """The same for a rank's part of a value of this size. way: from a layout to another one."""
+        (start, goal), shape = way, tuple(size)
+        if start == goal and not (local.requires_grad and torch.is_grad_enabled()):
+            return local
+
+        def run(local: Tensor) -> Tensor:
+            return self._redistributed(local, shape, start, goal, where)
+
+        def back(grad: Tensor) -> Tensor:
+            return self._redistributed(grad, shape, contributed, _back(start), f"{where}, backward")
+
+        return exchanged(local, run, back)
+
+    def _redistributed(self, local: Tensor, shape: Any, start: Layout, goal: Layout, where: str) -> Tensor:
+        if start == goal:
+            return local.view_as(local)
+        sizes, before, after, turns = _joined(shape, self.axes, start, goal)
+        mesh, token = self.mesh(local.device.type, sizes), _where.set(where)
+        try:
+            with record_function(f"up::shard|{where}"):
+                if turns is not None:
+                    group, source, target = mesh.get_group(turns), before[turns].dim, after[turns].dim
+                    return _turned(local, group, sizes[turns], source, target)
+                return placed(local.detach(), mesh, before, shape).redistribute(placements=after).to_local()
+        finally:
+            _where.reset(token)
 
 
-@functools.lru_cache(maxsize=64)
-def _mesh(_world: Any, device: str, sizes: tuple[int, ...]) -> DeviceMesh:
-    ranks = torch.arange(math.prod(sizes)).view(sizes)
-    names = unique_names(f"axis{index}" for index in range(len(sizes)))
-    return DeviceMesh.from_group(groups_along(ranks), device, mesh=ranks, mesh_dim_names=names)
+ranks_of_group = functools.lru_cache(maxsize=64)(OperatorRanks)
 
 
 def span(size: int, places: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -81,70 +146,21 @@ def span(size: int, places: Sequence[tuple[int, int]]) -> tuple[int, int]:
 # ---- the moves ----
 
 
-def layout_of(value: Tensor) -> Layout:
-    """The layout of a DTensor; a plain tensor is whole on all ranks."""
-    ranks = dist.get_world_size()
-    return tuple(value.placements) if isinstance(value, DTensor) else (WHOLE,) * len(primes(ranks))
-
-
-def moved(value: Tensor, goal: Layout, contributed: Layout, where: str) -> Tensor:
-    """This rank's part of a value, brought into the layout `goal`; differentiable.
-
-    Args:
-        contributed: the layout of the gradient: SUM on axes whose ranks have a share of it each.
-        where: for the record.
-    """
-    start, local = layout_of(value), value
-    if isinstance(value, DTensor):
-        local = value.to_local(grad_placements=_back(start))
-    return move(local, value.shape, start, goal, contributed, where)
-
-
-def move(
-    local: Tensor, shape: Sequence[int], start: Layout, goal: Layout, contributed: Layout, where: str
-) -> Tensor:
-    """The same for a rank's part of a value of this shape."""
-    if start == goal and not (local.requires_grad and torch.is_grad_enabled()):
-        return local
-    sizes = tuple(shape)
-
-    def run(local: Tensor) -> Tensor:
-        return _redistributed(local, sizes, start, goal, where)
-
-    def back(grad: Tensor) -> Tensor:
-        return _redistributed(grad, sizes, contributed, _back(start), f"{where}, backward")
-
-    return exchanged(local, run, back)
-
-
 def _back(layout: Layout) -> Layout:
     """The layout of a value's gradient: all contributions to a partial sum have the same one."""
     return tuple(WHOLE if isinstance(each, Partial) else each for each in layout)
 
 
-def _redistributed(local: Tensor, shape: tuple[int, ...], start: Layout, goal: Layout, where: str) -> Tensor:
-    if start == goal:
-        return local.view_as(local)
-    sizes, before, after, turns = _joined(shape, dist.get_world_size(), start, goal)
-    mesh, token = mesh_of(local.device.type, sizes), _where.set(where)
-    try:
-        if turns is not None:
-            return _turned(local, mesh.get_group(turns), sizes[turns], before[turns].dim, after[turns].dim)
-        return placed(local.detach(), mesh, before, shape).redistribute(placements=after).to_local()
-    finally:
-        _where.reset(token)
-
-
 @functools.lru_cache(maxsize=4096)
-def _joined(shape: tuple[int, ...], ranks: int, start: Layout, goal: Layout) -> tuple[Any, ...]:
+def _joined(shape: tuple[int, ...], primes: tuple[int, ...], start: Layout, goal: Layout) -> tuple[Any, ...]:
     """Sizes of axes, the layouts on them, and the axis whose change is one all-to-all.
 
     Axes side by side that change alike are one: one collective for all, where DTensor makes one for each.
     Uneven parts are cut axis by axis, so their axes stay.
     """
-    axes = [*zip(primes(ranks), start, goal, strict=True)]
+    axes = [*zip(primes, start, goal, strict=True)]
     for layout, (dim, size) in itertools.product((start, goal), enumerate(shape)):
-        if size % math.prod(n for n, each in zip(primes(ranks), layout, strict=True) if each == Shard(dim)):
+        if size % math.prod(n for n, each in zip(primes, layout, strict=True) if each == Shard(dim)):
             return (*zip(*axes, strict=True), None)
     runs = [(pair, [*run]) for pair, run in itertools.groupby(axes, key=lambda axis: axis[1:])]
     joined = [(math.prod(n for n, *_ in run), *pair) for pair, run in runs]
@@ -162,8 +178,7 @@ def _turned(local: Tensor, group: Any, parts: int, source: int, target: int) -> 
 
 def placed(local: Tensor, mesh: DeviceMesh, layout: Sequence[Any], shape: Sequence[int]) -> DTensor:
     """A rank's part of a value of this shape, as a DTensor."""
-    strides = [*itertools.accumulate(reversed(shape[1:]), lambda a, b: a * max(b, 1), initial=1)][::-1]
-    stride = tuple(strides[: len(shape)])
+    stride = torch.empty(tuple(shape), device="meta").stride()
     return DTensor.from_local(
         local.contiguous(), mesh, layout, run_check=False, shape=torch.Size(shape), stride=stride
     )
@@ -193,13 +208,11 @@ class Record(list[TransformRecord]):
     """The moves inside `with record() as moves:`; as text, a table."""
 
     def __str__(self) -> str:
-        head = f"{'where':36} {'move':15} {'ranks':>5} {'bytes':>10} {'predicted':>10} {'measured':>10}"
-        rows = [
-            f"{e.where:36} {e.move.kind:15} {e.move.ranks:5} {e.nbytes:10.0f} {e.predicted_s * 1e6:8.1f}us "
-            f"{e.measured_s * 1e6:8.1f}us"
-            for e in self
-        ]
-        return "\n".join([head, *rows])
+        rows: list[tuple[str, ...]] = [("where", "move", "ranks", "bytes", "predicted", "measured")]
+        for where, move, nbytes, *seconds in self:
+            times = [f"{each * 1e6:.1f}us" for each in seconds]
+            rows.append((where, move.kind, str(move.ranks), f"{nbytes:.0f}", *times))
+        return columns(rows, right=range(2, 6))
 
 
 _where: ContextVar[str] = ContextVar("where", default="")

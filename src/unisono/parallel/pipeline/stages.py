@@ -15,6 +15,7 @@ from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import cast, mapped, tensors_in
 from unisono.parallel.graph.executor import ForwardCall
 from unisono.parallel.graph.stage_program import StageProgram, even_cuts
+from unisono.parallel.layouts.shard import whole_value
 from unisono.parallel.model_buffers import buffers_kept
 from unisono.parallel.plan import Plan
 from unisono.parallel.structure import ModelStructure, plain_class, run_pieces
@@ -41,6 +42,7 @@ class PipelineStages(nn.Module):
     ) -> Any:
         module = self.stages[str(stage)]
         output = module(came, inputs) if call is None else call.run(module, came, inputs)
+        output = mapped(output, whole_value)  # the next stage has other ranks
         return cast(output, torch.float32) if stage == self._exact else output
 
 
