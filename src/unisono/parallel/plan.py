@@ -71,10 +71,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("reduce", ("f32",), "its gradients are f32"),
     ),
     "swap": (
-        Need("tensor", (1,), "parts of matrices are not swapped"),
-        Need("pipeline", (1,), "stages are not swapped"),
-        Need("zero", (0,), "what data ranks share is not swapped: each rank swaps all of its own"),
-        Need("precision", ("f32",), "low copies of parameters are not swapped"),
+        Need("precision", ("f32", "bf16", "fp16"), "autocast keeps casts of parameters that come and go"),
     ),
     "compression": (
         Need("zero", (0,), "it averages whole gradients, and data ranks that share have a part of them"),

@@ -69,7 +69,6 @@ from .replicated_parameters import ReplicatedParameters, mark_of
 from .sharded_parameters import reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
-from .swap import ParameterSwap
 from .weights import copy_weights, export, fused_layers, save_pretrained, weights_of, write_configuration
 from .written_parameters import WrittenParameters, raise_written
 
@@ -114,7 +113,7 @@ class Run:
             self._loss_check = LossCheck(loss, self._weigh, self._ignored, built.mesh.axes.device_type)
         self.compression = built.units.compression if isinstance(built.units, ReplicatedParameters) else None
         self._named = built.named
-        self.swap = built.units if isinstance(built.units, ParameterSwap) else None
+        self.swap = built.swap
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
         group, limits = built.mesh.everyone.world, limits_of(built)

@@ -7,20 +7,23 @@ import functools
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import GetSetDescriptorType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from unisono.torch_internals.dtensor import part_of, put_part
 from unisono.torch_internals.training import plainly
 
 from .graph.containers import tensors_in
 
 ALIGNMENT = 64  # bytes; of what a file holds, so that it can be mapped as any dtype
-Key = tuple[int, str]  # a parameter's number, and what of it
+PINNED_BYTES = 4 << 20  # of each of the two buffers through which tensors of a GPU go to a file
+Key = tuple[str, str]  # a parameter's name, and what of it
 
 
 class SpillStorage(Protocol):
@@ -40,30 +43,71 @@ class SpillStorage(Protocol):
 
 
 class Disk:
-    """One file without a name: a process that dies leaves nothing behind."""
+    """One file without a name: a process that dies leaves nothing behind.
+
+    Tensors of a GPU go through two buffers of pinned memory: one is copied while the other is written.
+    """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, prefix="unisono-swap-", buffering=0)  # noqa: SIM115
+        self._folder = folder or tempfile.gettempdir()
         self._places: dict[Key, int] = {}
         self._end = 0
+        self._pinned: list[Tensor] = []
 
     def write(self, key: Key, tensor: Tensor) -> None:
         """Write the bytes of `tensor`; the first time they get a place of their own."""
         if key not in self._places:
             self._places[key] = self._end
             self._end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        self._whole(os.pwrite, _bytes(tensor), self._places[key])
+        before: tuple[Any, memoryview, int] | None = None
+        for part, room, at in self._parts(key, tensor):
+            copied = None if room is part else _copy(room, part)
+            if before is not None:
+                self._write(*before)
+            before = copied, _bytes(room), at
+        if before is not None:
+            self._write(*before)
+
+    def _write(self, copied: Any, view: memoryview, at: int) -> None:
+        if copied is not None:
+            copied.synchronize()
+        self._whole(os.pwrite, view, at)
 
     def read(self, key: Key, tensor: Tensor) -> None:
         """Fill `tensor`, which has the size it was written with."""
-        self._whole(lambda file, view, at: os.preadv(file, [view], at), _bytes(tensor), self._places[key])
+        under_way: list[Any] = [None, None]
+        for number, (part, room, at) in enumerate(self._parts(key, tensor)):
+            if under_way[number % 2] is not None:
+                under_way[number % 2].synchronize()
+            self._whole(lambda file, view, at: os.preadv(file, [view], at), _bytes(room), at)
+            under_way[number % 2] = None if room is part else _copy(part, room)
+        for copied in under_way:
+            if copied is not None:
+                copied.synchronize()
+
+    def _parts(self, key: Key, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Yield the parts of a tensor, the host memory by which each goes, and its place in the file."""
+        at = self._places[key]
+        if tensor.device.type == "cpu":
+            yield tensor, tensor, at
+            return
+        if not self._pinned:
+            self._pinned = [torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        flat = tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
+        for number, part in enumerate(flat.split(PINNED_BYTES) if tensor.numel() else ()):
+            yield part, self._pinned[number % 2][: len(part)], at + number * PINNED_BYTES
 
     def view(self, key: Key, tensor: Tensor) -> Tensor:
         """Map the part of the file."""
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
-        into = self._places[key] % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(self._file.fileno(), into + tensor.nbytes, offset=self._places[key] - into)
+        at = self._places[key]
+        held = os.fstat(self._file.fileno()).st_size
+        if held < at + tensor.nbytes:
+            raise self._ended(held, at + tensor.nbytes - held)
+        into = at % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self._file.fileno(), into + tensor.nbytes, offset=at - into)
         return torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=into).view(
             tensor.shape
         )
@@ -71,14 +115,29 @@ class Disk:
     def close(self) -> None:
         """Give the file up."""
         self._file.close()
+        self._pinned.clear()
+
+    def _ended(self, at: int, missing: int) -> OSError:
+        return OSError(f"the swap file in {self._folder} ended at {at}, {missing} bytes too early")
 
     def _whole(self, move: Callable[[int, memoryview, int], int], view: memoryview, at: int) -> None:
         done = 0
         while done < len(view):
-            moved = move(self._file.fileno(), view[done:], at + done)
+            try:
+                moved = move(self._file.fileno(), view[done:], at + done)
+            except OSError as error:
+                raise OSError(error.errno, f"{error.strerror}: the swap file in {self._folder}") from error
             if not moved:
-                raise OSError(f"the swap file ended at {at + done}, {len(view) - done} bytes too early")
+                raise self._ended(at + done, len(view) - done)
             done += moved
+
+
+def _copy(to: Tensor, source: Tensor) -> Any:
+    """Begin to copy between a GPU and pinned memory; return the event of its end."""
+    to.copy_(source, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return copied
 
 
 class Host:
@@ -112,17 +171,15 @@ def _bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor. Not by way of NumPy: PyTorch resizes no storage that NumPy has
     seen.
     """
-    if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(
-            f"the disk takes contiguous CPU tensors, not one on {tensor.device} with strides "
-            f"{tensor.stride()}"
-        )
+    if not tensor.is_contiguous():
+        raise ValueError(f"the disk takes contiguous tensors, not one with strides {tensor.stride()}")
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 # ---- a spilled tensor ----
 
 
+NBYTES = "_unisono_nbytes"  # the attribute of a freed tensor: what its storage had
 PROPERTIES = (GetSetDescriptorType, property)
 VALUES = frozenset({"data", "T", "H", "mT", "mH", "real", "imag"})  # properties that read or write values
 OTHERS = frozenset({
@@ -136,21 +193,53 @@ OTHERS = frozenset({
 })  # fmt: skip
 
 
-def mark_spilled(tensor: Tensor) -> None:
-    """Make reading or writing the values of `tensor` an error."""
+def free(tensor: Tensor) -> None:
+    """Free the memory of a tensor, or of this rank's part of it: reading its values is an error then."""
+    part = part_of(tensor)
+    if part.numel() and not is_spilled(part):
+        storage = part.untyped_storage()
+        vars(part)[NBYTES] = storage.nbytes()
+        storage.resize_(0)
+        _mark(part)
+    if part is not tensor:
+        _mark(tensor)
+
+
+def allocate(tensor: Tensor) -> None:
+    """Give a freed tensor its memory back, without content."""
+    part = part_of(tensor)
+    if is_spilled(part):
+        _unmark(part)
+        part.untyped_storage().resize_(vars(part).pop(NBYTES))
+    _unmark(tensor)
+
+
+def show(tensor: Tensor, value: Tensor) -> Callable[[], None]:
+    """Have the values in place of a freed tensor; return what frees it again."""
+    _unmark(tensor)
+    own = part_of(tensor) if isinstance(tensor, DTensor) else tensor.data
+    put_part(tensor, value)
+
+    def end() -> None:
+        put_part(tensor, own)
+        _mark(tensor)
+
+    return end
+
+
+def _mark(tensor: Tensor) -> None:
     if tensor.numel() and not is_spilled(tensor):
         tensor.__class__ = _class_for(type(tensor))
 
 
-def unmark_spilled(tensor: Tensor) -> None:
-    """Undo `mark_spilled`."""
+def _unmark(tensor: Tensor) -> None:
     if isinstance(tensor, _SpilledTensor):
         unchanged: Any = tensor
         unchanged.__class__ = unchanged.kind
 
 
 def is_spilled(tensor: Tensor) -> bool:
-    """Whether `mark_spilled` was called, and `unmark_spilled` was not."""
+    """Whether the values of `tensor` are not in memory."""
     return isinstance(tensor, _SpilledTensor)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -256,6 +256,54 @@ def observe(
     for module in root.modules():
         for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
             follow(group, group.unshard, group.wait_for_unshard, group.post_backward)
+
+
+def follow_units(root: Any, follow: Callable[[list[Any]], UnitMemory]) -> None:
+    """Tell what has the parts of each unit's parameters when they are gathered, and when they are reduced."""
+    need(NAMES["group"])
+    for module in root.modules():
+        for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+            _follow(group, follow([held.sharded_param for held in group.fsdp_params]))
+
+
+class UnitMemory(Protocol):
+    """What has the parts of a unit's parameters."""
+
+    def gather(self) -> None:
+        """They are about to be gathered."""
+
+    def gathered(self) -> None:
+        """They were copied."""
+
+    def reduced(self, wait: Callable[[], None]) -> None:
+        """Their gradients are under way. wait: have the device wait for them."""
+
+
+def _follow(group: Any, memory: UnitMemory) -> None:
+    unshard, wait_for_unshard, post_backward = group.unshard, group.wait_for_unshard, group.post_backward
+
+    def begin(*args: Any) -> None:
+        if group._all_gather_result is None and not group.is_unsharded:
+            memory.gather()
+        unshard(*args)
+
+    def end() -> None:
+        waits = group._all_gather_result is not None
+        wait_for_unshard()
+        if waits:
+            memory.gathered()
+
+    def wait() -> None:
+        if group._post_reduce_event is not None:
+            group.device_handle.current_stream().wait_event(group._post_reduce_event)
+
+    def reduce(*args: Any) -> None:
+        post_backward(*args)
+        memory.reduced(wait)
+
+    group.unshard, group.wait_for_unshard, group.post_backward = begin, end, reduce
+    group._reset_sharded_params = True  # they stay where they are
+    group.post_forward_mesh_info = group.mesh_info  # free what was gathered after each forward
 
 
 def is_sharded(unit: Any, name: str) -> bool:
