@@ -12,7 +12,8 @@ from loops import each
 from unisono.parallel import Plan
 
 RANKS = dict.fromkeys(
-    ("errors", "meetings", "program_axes", "context_axes", "sequence_axes", "combined_table"), 4
+    ("errors", "meetings", "program_axes", "context_axes", "sequence_axes", "combined_table", "part_swaps"),
+    4,
 )
 ALONE = ("errors", "swaps")  # each check has processes: it ends process groups, or limits a process's memory
 SWEPT = (
