@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -94,12 +94,18 @@ class ModelSetup:
 
     def complete(self, trained: dict[str, nn.Parameter], scale: float) -> None:
         """Make the gradients those of all axes, and call the caller's hooks. `scale`: of the loss."""
-        summed = [trained[tie.name] for tie in self.ties if tie.name in trained]
-        with contextlib.nullcontext() if self.swap is None else self.swap.fetched(summed):
+        with self._having([trained[tie.name] for tie in self.ties if tie.name in trained]):
             add_up(trained, self.ties)
         if self.experts is not None:
-            self.experts.average(trained)
+            each = [{name: trained[name]} for name in self.experts.names if name in trained]
+            for named in [trained] if self.swap is None else each:
+                with self._having(named.values()):
+                    self.experts.average(named)
         self.hooks.call(trained, scale)
+
+    def _having(self, parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+        """Have the gradients of some parameters in memory."""
+        return contextlib.nullcontext() if self.swap is None else self.swap.fetched(parameters)
 
     def squared_norm(self, trained: dict[str, nn.Parameter]) -> Tensor | float:
         """This rank's part of the squared norm of the gradients."""

@@ -69,9 +69,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("expert", (1,), "rows travel to experts in one type"),
         Need("keep_f32", ((),), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
         Need("reduce", ("f32",), "its gradients are f32"),
-    ),
-    "swap": (
-        Need("precision", ("f32", "bf16", "fp16"), "autocast keeps casts of parameters that come and go"),
+        Need("swap", (None,), "autocast keeps casts of parameters, which come and go"),
     ),
     "compression": (
         Need("zero", (0,), "it averages whole gradients, and data ranks that share have a part of them"),
@@ -83,7 +81,6 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("swap", (None,), "the weights of the last meeting stay in memory"),
     ),
     "expert": (
-        Need("swap", (None,), "experts that are not in memory cannot take rows of other ranks"),
         Need("compression", (None,), "it averages over all data ranks, and experts differ there"),
         Need("local_steps", (None,), "replicas that train on their own exchange no rows"),
         Need("elastic", (False,), "a rank that dies takes the only copy of its experts with it"),
@@ -107,7 +104,6 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         ),
         Need("sync_batch_norm", (False,), "it sums over the rows of data ranks, not over positions"),
         Need("keep_f32", ((),), "the recorded program has one type of parameters"),
-        Need("swap", (None,), "parameters come back by hooks of modules, which a context axis does not call"),
         Need("compression", (None,), "what a rank has not sent yet is saved for data ranks only"),
         Need("local_steps", (None,), "replicas meet over data ranks only"),
         Need("elastic", (False,), "a rank that dies takes the only copy of its positions with it"),
@@ -302,6 +298,11 @@ class Plan:
             raise UnfitError(
                 f"Plan: schedule {self.schedule} would recompute each unit twice; use 1f1b with recompute"
             )
+        if split and self.swap is not None:
+            raise UnfitError(
+                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, "
+                f"for which swap={self.swap!r} brings no parameters back; use schedule 1f1b"
+            )
         stages = self.stages_per_rank
         if stages is not None and stages < 1:
             raise UnfitError(f"Plan: stages_per_rank is {stages}; it must be at least 1")
@@ -403,6 +404,12 @@ class Plan:
     def low(self) -> bool:
         """Whether units compute with parameters and inputs that are cast to a lower type."""
         return self.precision in ("bf16", "fp16")
+
+    @property
+    def swaps_parts(self) -> bool:
+        """Whether a rank swaps its part of what is gathered for a use, and not whole parameters."""
+        cut = self.zero > 0 or self.low or self.ranks > self.data or self.expert > 1
+        return self.swap is not None and cut
 
     @property
     def shards(self) -> int:

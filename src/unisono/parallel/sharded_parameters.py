@@ -68,8 +68,7 @@ def shard_units(
     """
     plan = mesh.plan
     own = own_units(root, units)
-    apart_too = plan.swap is not None and plan.tensor * plan.pipeline > 1  # parts are swapped, as under ZeRO
-    replicas = plan.zero == 0 and not plan.low and not apart_too
+    replicas = plan.zero == 0 and not plan.low and not plan.swaps_parts
     for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
     if not replicas:
