@@ -187,7 +187,7 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"clip": float("nan")}, "clip is nan"),
         ({"clip": 0.0}, "clip is 0.0"),
         ({"swap": 3}, "swap is 3, expected 'disk'"),
-        ({"tensor": 2, "swap": "disk"}, "swap='disk' needs tensor=1, not 2: parts of matrices"),
+        ({"pipeline": 2, "schedule": "zb-h1", "swap": "disk"}, "swap='disk' brings no parameters back"),
         ({"context": 0}, "context is 0; it must be at least 1"),
         ({"context": "2"}, "context is '2', expected int"),
     ],

@@ -22,7 +22,7 @@ from unisono.torch_internals.training import plainly
 from .graph.containers import tensors_in
 
 ALIGNMENT = 64  # bytes; of what a file holds, so that it can be mapped as any dtype
-PINNED_BYTES = 4 << 20  # of each of the two buffers through which tensors of a GPU go to a file
+PINNED_BYTES = 8 << 20  # of the buffer through which tensors of a GPU go to a file
 Key = tuple[str, str]  # a parameter's name, and what of it
 
 
@@ -45,67 +45,54 @@ class SpillStorage(Protocol):
 class Disk:
     """One file without a name: a process that dies leaves nothing behind.
 
-    Tensors of a GPU go through two buffers of pinned memory: one is copied while the other is written.
+    Tensors of a GPU go through one buffer of pinned memory, part by part.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, prefix="unisono-swap-", buffering=0)  # noqa: SIM115
         self._folder = folder or tempfile.gettempdir()
         self._places: dict[Key, int] = {}
-        self._end = 0
-        self._pinned: list[Tensor] = []
+        self._end = self._written = 0
+        self._pinned: Tensor | None = None
 
     def write(self, key: Key, tensor: Tensor) -> None:
         """Write the bytes of `tensor`; the first time they get a place of their own."""
         if key not in self._places:
             self._places[key] = self._end
             self._end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        before: tuple[Any, memoryview, int] | None = None
+        self._check(self._written)  # a hole would read as zeros
+        self._written = max(self._written, self._places[key] + tensor.nbytes)
         for part, room, at in self._parts(key, tensor):
-            copied = None if room is part else _copy(room, part)
-            if before is not None:
-                self._write(*before)
-            before = copied, _bytes(room), at
-        if before is not None:
-            self._write(*before)
-
-    def _write(self, copied: Any, view: memoryview, at: int) -> None:
-        if copied is not None:
-            copied.synchronize()
-        self._whole(os.pwrite, view, at)
+            if room is not part:
+                room.copy_(part)
+            self._whole(os.pwrite, _bytes(room), at)
 
     def read(self, key: Key, tensor: Tensor) -> None:
         """Fill `tensor`, which has the size it was written with."""
-        under_way: list[Any] = [None, None]
-        for number, (part, room, at) in enumerate(self._parts(key, tensor)):
-            if under_way[number % 2] is not None:
-                under_way[number % 2].synchronize()
+        self._check(self._written)
+        for part, room, at in self._parts(key, tensor):
             self._whole(lambda file, view, at: os.preadv(file, [view], at), _bytes(room), at)
-            under_way[number % 2] = None if room is part else _copy(part, room)
-        for copied in under_way:
-            if copied is not None:
-                copied.synchronize()
+            if room is not part:
+                part.copy_(room)
 
     def _parts(self, key: Key, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
         """Yield the parts of a tensor, the host memory by which each goes, and its place in the file."""
         at = self._places[key]
         if tensor.device.type == "cpu":
             yield tensor, tensor, at
-            return
-        if not self._pinned:
-            self._pinned = [torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        flat = tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
-        for number, part in enumerate(flat.split(PINNED_BYTES) if tensor.numel() else ()):
-            yield part, self._pinned[number % 2][: len(part)], at + number * PINNED_BYTES
+        elif tensor.numel():
+            if self._pinned is None:
+                self._pinned = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+            for part in tensor.view(-1).view(torch.uint8).split(PINNED_BYTES):
+                yield part, self._pinned[: len(part)], at
+                at += len(part)
 
     def view(self, key: Key, tensor: Tensor) -> Tensor:
         """Map the part of the file."""
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
+        self._check(self._written)
         at = self._places[key]
-        held = os.fstat(self._file.fileno()).st_size
-        if held < at + tensor.nbytes:
-            raise self._ended(held, at + tensor.nbytes - held)
         into = at % mmap.ALLOCATIONGRANULARITY
         mapped = mmap.mmap(self._file.fileno(), into + tensor.nbytes, offset=at - into)
         return torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=into).view(
@@ -115,10 +102,12 @@ class Disk:
     def close(self) -> None:
         """Give the file up."""
         self._file.close()
-        self._pinned.clear()
+        self._pinned = None
 
-    def _ended(self, at: int, missing: int) -> OSError:
-        return OSError(f"the swap file in {self._folder} ended at {at}, {missing} bytes too early")
+    def _check(self, least: int) -> None:
+        held = os.fstat(self._file.fileno()).st_size
+        if held < least:
+            raise OSError(f"the swap file in {self._folder} ended at {held}, {least - held} bytes too early")
 
     def _whole(self, move: Callable[[int, memoryview, int], int], view: memoryview, at: int) -> None:
         done = 0
@@ -128,16 +117,8 @@ class Disk:
             except OSError as error:
                 raise OSError(error.errno, f"{error.strerror}: the swap file in {self._folder}") from error
             if not moved:
-                raise self._ended(at + done, len(view) - done)
+                raise OSError(f"the swap file in {self._folder} ended at {at + done} too early")
             done += moved
-
-
-def _copy(to: Tensor, source: Tensor) -> Any:
-    """Begin to copy between a GPU and pinned memory; return the event of its end."""
-    to.copy_(source, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-    return copied
 
 
 class Host:

@@ -34,7 +34,7 @@ from .gradients import bits_of, sum_of_squares
 from .graph.capture import call
 from .graph.containers import tensors_in
 from .replicated_parameters import GradientBucket, call_alive
-from .spill import Disk, SpillStorage, is_spilled
+from .spill import Disk, SpillStorage
 from .structure import entries
 from .swap_space import SwapSpace, SwapUnit
 
@@ -97,7 +97,7 @@ class ParameterSwap(SwapSpace):
     def reset(self) -> None:
         """Forget a step that ended with an error, or a backward outside one."""
         self._backward_ended()
-        self.norms.clear()
+        super().reset()
 
     buckets: Sequence[GradientBucket] = ()  # one at a time is made, and checked
 
@@ -235,8 +235,8 @@ class ShardSwap(SwapSpace):
 
     def __init__(self, store: SpillStorage) -> None:
         super().__init__(store)
-        self.closed = False
         self._reduced: _ShardUnit | None = None  # whose gradients are under way
+        self.closed = False
 
     def hook(self, module: nn.Module) -> None:
         """Have the parts of all units from now on. They are taken already."""
@@ -246,24 +246,23 @@ class ShardSwap(SwapSpace):
         self._units.append(unit := _ShardUnit(self, parameters))
         return unit
 
-    def spill(self, reduced: _ShardUnit | None) -> None:
+    def spill(self, reduced: _ShardUnit) -> None:
         """Move the gradients of the unit before to the store, while those of this one travel."""
         before, self._reduced = self._reduced, reduced
         if before is not None:
             before.wait()
             self.keep_gradients(before.parameters)
 
+    def reset(self) -> None:
+        """Forget a step that ended with an error, or a backward outside one."""
+        self._reduced = None
+        super().reset()
+
     def finish(self) -> None:
         """A backward has ended, whose gradients have come."""
         self._reduced = None
         for unit in self._units:
             self.keep_gradients(unit.parameters)
-        self.release_all()
-
-    def reset(self) -> None:
-        """Forget a step that ended with an error, or a backward outside one."""
-        self._reduced = None
-        self.norms.clear()
         self.release_all()
 
     def close(self) -> None:
@@ -281,17 +280,14 @@ class _ShardUnit(SwapUnit):
         self.wait: Callable[[], None] = lambda: None
 
     def gather(self) -> None:
-        """They are about to be gathered."""
         if not self._swap.closed:
             self._swap.use(self)
 
     def gathered(self) -> None:
-        """They were copied."""
         if not self._swap.closed:
             self._swap.release(self)
 
     def reduced(self, wait: Callable[[], None]) -> None:
-        """Their gradients are under way."""
         self.wait = wait
         if not self._swap.closed:
             self._swap.spill(self)

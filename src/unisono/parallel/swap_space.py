@@ -89,6 +89,11 @@ class SwapSpace:
             self.release(unit)
         self._last = (None, None)
 
+    def reset(self) -> None:
+        """Forget a step that ended with an error, or a backward outside one."""
+        self.norms.clear()
+        self.release_all()
+
     # ---- gradients ----
 
     def keep_gradients(self, parameters: Iterable[nn.Parameter], *, add: bool = True) -> None:
@@ -212,8 +217,8 @@ class SwapSpace:
                 end()
             for parameter, path in self._names.items():
                 for name, value in _state_of(optimizer, parameter):
-                    kept, stands = seen.get((parameter, name), (None, value))
-                    if value is not kept:
+                    kept, stands = seen.get((parameter, name), (value, value))
+                    if (parameter, name) not in seen or value is not kept:
                         part = part_of(value).to(part_of(parameter).device).contiguous()
                         stands = part if part is part_of(value) else of_part(part, value)
                         self._put((path, name), stands)

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from .probe import PrivateName, find, need
 
 __all__ = [
-    "all_to_all", "finding_shapes_within", "handle_parts", "of_part", "operator_handlers", "part_of", "put_part",
-    "reading_together",
+    "all_to_all", "finding_shapes_within", "handle_parts", "of_part", "operator_handlers", "part_of",
+    "put_part", "reading_together",
 ]  # fmt: skip
 
 NAMES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -258,28 +258,20 @@ def observe(
             follow(group, group.unshard, group.wait_for_unshard, group.post_backward)
 
 
-def follow_units(root: Any, follow: Callable[[list[Any]], UnitMemory]) -> None:
-    """Tell what has the parts of each unit's parameters when they are gathered, and when they are reduced."""
+def follow_units(root: Any, follow: Callable[[list[Any]], Any]) -> None:
+    """Free what was gathered after each use, and tell what has the parts of each unit's parameters.
+
+    Args:
+        follow: of the parts; returns what is told by `gather()`: they are about to be copied; `gathered()`:
+            they were; `reduced(wait)`: their gradients are under way, for which `wait()` has the device wait.
+    """
     need(NAMES["group"])
     for module in root.modules():
         for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
             _follow(group, follow([held.sharded_param for held in group.fsdp_params]))
 
 
-class UnitMemory(Protocol):
-    """What has the parts of a unit's parameters."""
-
-    def gather(self) -> None:
-        """They are about to be gathered."""
-
-    def gathered(self) -> None:
-        """They were copied."""
-
-    def reduced(self, wait: Callable[[], None]) -> None:
-        """Their gradients are under way. wait: have the device wait for them."""
-
-
-def _follow(group: Any, memory: UnitMemory) -> None:
+def _follow(group: Any, memory: Any) -> None:
     unshard, wait_for_unshard, post_backward = group.unshard, group.wait_for_unshard, group.post_backward
 
     def begin(*args: Any) -> None:
@@ -303,7 +295,7 @@ def _follow(group: Any, memory: UnitMemory) -> None:
 
     group.unshard, group.wait_for_unshard, group.post_backward = begin, end, reduce
     group._reset_sharded_params = True  # they stay where they are
-    group.post_forward_mesh_info = group.mesh_info  # free what was gathered after each forward
+    group.post_forward_mesh_info = group.mesh_info
 
 
 def is_sharded(unit: Any, name: str) -> bool:
