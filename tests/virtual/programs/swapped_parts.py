@@ -5,6 +5,7 @@
 
 import gc
 import os
+import shutil
 import sys
 import tempfile
 
@@ -75,6 +76,8 @@ def main(many: str = "") -> None:
                 assert all(torch.allclose(values[k], v, 0, gap) for k, v in weights[0].items()), plan
             assert max(peaks[1:]) < peaks[0] * (0.5 if "zero" in plan else 1.0), (plan, peaks)
     dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder[0])
     dist.destroy_process_group()
 
 
