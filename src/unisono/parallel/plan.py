@@ -161,7 +161,7 @@ class Plan:
         tf32: allow TF32 in f32 matrix products on GPUs.
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
-            models on a GPU). Each rank swaps what it owns under `zero` and the axes. None: where the model is.
+            models on a GPU). A rank swaps what it owns under `zero` and the axes. None: where the model is.
         compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`. With zero=0
             and precision="f32", in CPU memory.
         local_steps: replicas (data / shard) train on their own, and meet after this number of steps with the
