@@ -161,7 +161,8 @@ class Plan:
         tf32: allow TF32 in f32 matrix products on GPUs.
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
-            models on a GPU). A rank swaps what it owns under `zero` and the axes. None: where the model is.
+            models on a GPU); or up.Disk(), up.Disk(folder), up.Host(). A rank swaps what
+            it owns under `zero` and the axes. None: where the model is.
         compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`. With zero=0
             and precision="f32", in CPU memory.
         local_steps: replicas (data / shard) train on their own, and meet after this number of steps with the
@@ -211,6 +212,8 @@ class Plan:
     sequence: bool = False
 
     def __post_init__(self) -> None:
+        store = getattr(self.swap, "plan_name", self.swap)  # of up.Host(), up.Disk(folder)
+        object.__setattr__(self, "swap", store)
         self._check_types()
         for name in _COUNTS:
             if getattr(self, name) < 1:
