@@ -48,9 +48,9 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/planning/machine.py": "the ranks of a job: as they are given, as they are measured",
     "src/unisono/parallel/planning/memory_account.py": "memory on shapes: storages, kernels, allocator, peak",
     "src/unisono/parallel/run.py": "Run: every call of the user; mostly signatures and docstrings",
-    "src/unisono/parallel/sharded_parameters.py": "the data axis by fully_shard: units, their backward",
-    "src/unisono/torch_internals/fsdp.py": "what fully_shard keeps private, and its uses",
-    "src/unisono/parallel/swap.py": "one object between forward, backward and update: what is in memory when",
+    "src/unisono/parallel/sharded_parameters.py": "the data axis under ZeRO: its units, messages, scalars",
+    "src/unisono/parallel/swap.py": "who swaps what: whole parameters, parts of them, a model of one process",
+    "src/unisono/torch_internals/fsdp.py": "FSDP2 from inside: one table of names, and what uses them",
     "src/unisono/torch/process_group.py": "the process group as PyTorch asks it: identity, beginning, end",
     "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
     "tests/torch/model_fuzz/operators.py": "the operators of random programs, and their tables",
@@ -67,11 +67,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_052,
+    ("src/unisono/parallel",): 35_319,
     ("src/unisono/planner",): 5_266,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_139,
-    ("src", "csrc"): 131_697,
-    ("tests",): 83_745,
+    ("src", "csrc"): 132_031,
+    ("tests",): 83_989,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

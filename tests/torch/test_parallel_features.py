@@ -9,10 +9,19 @@ import pytest
 
 import suite
 from loops import each
-from unisono.parallel import Plan
+from unisono.parallel import Disk, Host, Plan
 
 RANKS = dict.fromkeys(
-    ("errors", "meetings", "program_axes", "context_axes", "sequence_axes", "combined_table", "strategies"),
+    (
+        "errors",
+        "meetings",
+        "program_axes",
+        "context_axes",
+        "sequence_axes",
+        "combined_table",
+        "strategies",
+        "part_swaps",
+    ),
     4,
 )
 ALONE = ("errors", "swaps")  # each check has processes: it ends process groups, or limits a process's memory
@@ -188,7 +197,7 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"clip": float("nan")}, "clip is nan"),
         ({"clip": 0.0}, "clip is 0.0"),
         ({"swap": 3}, "swap is 3, expected 'disk'"),
-        ({"tensor": 2, "swap": "disk"}, "swap='disk' needs tensor=1, not 2: parts of matrices"),
+        ({"pipeline": 2, "schedule": "zb-h1", "swap": "disk"}, "swap='disk' brings no parameters back"),
         ({"context": 0}, "context is 0; it must be at least 1"),
         ({"context": "2"}, "context is '2', expected int"),
     ],
@@ -196,6 +205,11 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
 def test_illegal_plans_say_why(plan: dict, says: str) -> None:
     with pytest.raises((ValueError, TypeError), match=says):
         Plan(**plan)
+
+
+def test_a_plan_takes_a_store_by_its_name(tmp_path: Path) -> None:
+    made = [Plan(swap=store).swap for store in (Host(), Disk(), Disk(tmp_path))]  # type: ignore[arg-type]
+    assert made == ["memory", "disk", str(tmp_path)]
 
 
 def test_a_plan_says_what_differs() -> None:

@@ -57,6 +57,7 @@ def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (2, 2, GRAPHS, ["communicates"], "the same"),
         (1, 1, PROGRAMS / "determinism.py", [], ""),
         (1, 1, LIKE_A_GPU, [], "like a GPU"),
+        (2, 2, PROGRAMS / "swapped_parts.py", [], ""),
         (4, 1, FUZZ, ["1000", "0"], "1000 programs, 0 wrong, left in the books: 0 bytes"),
         *((gpus, gpus, SHRINKS, [way], "fine") for gpus in cases([4], long=[2]) for way in WAYS_TO_SHRINK),
     ],

@@ -262,7 +262,8 @@ class RunState:
 
     def value(self, parameter: nn.Parameter) -> Tensor:
         """The values of a parameter, wherever they are."""
-        return self._elsewhere.get(parameter, parameter.data)
+        found = self._elsewhere.get(parameter)
+        return parameter.data if found is None else found
 
 
 def _whole(reader: CheckpointReader, prefix: str, sources: list[str], suffix: str = "") -> list[Tensor]:

@@ -7,7 +7,7 @@ overflows them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -91,12 +91,14 @@ def squared_norm(
     ties: Iterable[TiedParameter],
     mesh: PlanMesh,
     spread: Callable[[str], int] = lambda _: 1,
+    stored: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> Tensor:
     """Return this rank's part of the squared norm, f64 []. The sum over all ranks is that of the whole
     gradient.
 
     Args:
         spread: of a name -> n, where one of n data ranks has it, and not all.
+        stored: the norms of gradients that are not in memory.
     """
     shared: dict[str, int] = {}
     for tie in ties:
@@ -104,8 +106,10 @@ def squared_norm(
     norms: list[Tensor] = []
     shares: list[float] = []  # of each parameter's squared norm, as several ranks add it up
     for name, parameter in named.items():
-        if (grad := gradient(parameter)) is not None:
-            norms.append(norm_of(grad))
+        grad = gradient(parameter)
+        norm = (stored or {}).get(parameter) if grad is None else norm_of(grad)
+        if norm is not None:
+            norms.append(norm)
             shares.append(spread(name) / (copies(parameter, mesh) * shared.get(name, 1)))
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=mesh.axes.device_type)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -44,6 +45,7 @@ from .replicated_parameters import ReplicatedParameters
 from .sharded_parameters import DataAxis, shard_units
 from .structure import ModelStructure, identity, structure_of
 from .swap import ParameterSwap
+from .swap_space import SwapSpace
 from .tensor_decision import TensorDecision
 from .tensor_parallel import cut_model
 
@@ -92,17 +94,29 @@ class ModelSetup:
 
     def complete(self, trained: dict[str, nn.Parameter], scale: float) -> None:
         """Make the gradients those of all axes, and call the caller's hooks. `scale`: of the loss."""
-        add_up(trained, self.ties)
+        with self._having([trained[tie.name] for tie in self.ties if tie.name in trained]):
+            add_up(trained, self.ties)
         if self.experts is not None:
-            self.experts.average(trained)
+            each = [{name: trained[name]} for name in self.experts.names if name in trained]
+            for named in [trained] if self.swap is None else each:
+                with self._having(named.values()):
+                    self.experts.average(named)
         self.hooks.call(trained, scale)
+
+    def _having(self, parameters: Iterable[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+        """Have the gradients of some parameters in memory."""
+        return contextlib.nullcontext() if self.swap is None else self.swap.fetched(parameters)
 
     def squared_norm(self, trained: dict[str, nn.Parameter]) -> Tensor | float:
         """This rank's part of the squared norm of the gradients."""
-        if isinstance(self.units, ParameterSwap):
-            return self.units.squared_norm(self.mesh.plan.data)
         spread = {} if self.experts is None else {"spread": self.experts.spread}
-        return squared_norm(trained, self.ties, self.mesh, **spread)
+        stored = None if self.swap is None else self.swap.norms
+        return squared_norm(trained, self.ties, self.mesh, stored=stored, **spread)
+
+    @property
+    def swap(self) -> SwapSpace | None:
+        """What swaps; None: nothing does."""
+        return None if isinstance(self.units, ReplicatedParameters) else self.units.swap
 
     @property
     def groups(self) -> list[dist.ProcessGroup]:

@@ -283,6 +283,8 @@ def _parts(optimizer: optim.Optimizer) -> Iterator[None]:
         for group in groups:
             parts: list[Tensor] = []
             for parameter in group["params"]:
+                if parameter.grad is None:  # it stays as it is, and may not be in memory
+                    continue
                 part = local(parameter).detach()
                 part.grad = gradient(parameter)
                 entries = held[part] = {key: local(value) for key, value in state.get(parameter, {}).items()}

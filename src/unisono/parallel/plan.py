@@ -69,6 +69,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("expert", (1,), "rows travel to experts in one type"),
         Need("keep_f32", ((),), "a module stays in f32 by torch.autocast(..., enabled=False) in its forward"),
         Need("reduce", ("f32",), "its gradients are f32"),
+        Need("swap", (None,), "autocast keeps casts of parameters, which come and go"),
     ),
     "unit_scales": (
         Need("tensor", (1,), "a unit's gradients would be those of parts of matrices"),
@@ -77,13 +78,8 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("expert", (1,), "rows come to experts from several units"),
         Need("local_steps", (None,), "replicas would have scales of their own"),
         Need("elastic", (False,), "a newcomer has none"),
+        Need("swap", (None,), "no unit of parts that come and go was tried with a scale of its own"),
         Need("precision", ("fp16",), "no other type of compute is scaled"),
-    ),
-    "swap": (
-        Need("tensor", (1,), "parts of matrices are not swapped"),
-        Need("pipeline", (1,), "stages are not swapped"),
-        Need("zero", (0,), "what data ranks share is not swapped: each rank swaps all of its own"),
-        Need("precision", ("f32",), "low copies of parameters are not swapped"),
     ),
     "compression": (Need("swap", (None,), "its error feedback stays in memory"),),
     "local_steps": (
@@ -91,7 +87,6 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need("swap", (None,), "the weights of the last meeting stay in memory"),
     ),
     "expert": (
-        Need("swap", (None,), "experts that are not in memory cannot take rows of other ranks"),
         Need("compression", (None,), "it averages over all data ranks, and experts differ there"),
         Need("local_steps", (None,), "replicas that train on their own exchange no rows"),
         Need("elastic", (False,), "a rank that dies takes the only copy of its experts with it"),
@@ -115,7 +110,6 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         ),
         Need("sync_batch_norm", (False,), "it sums over the rows of data ranks, not over positions"),
         Need("keep_f32", ((),), "the recorded program has one type of parameters"),
-        Need("swap", (None,), "parameters come back by hooks of modules, which a context axis does not call"),
         Need("compression", (None,), "what a rank has not sent yet is saved for data ranks only"),
         Need("local_steps", (None,), "replicas meet over data ranks only"),
         Need("elastic", (False,), "a rank that dies takes the only copy of its positions with it"),
@@ -184,7 +178,8 @@ class Plan:
         tf32: allow TF32 in f32 matrix products on GPUs.
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
-            models on a GPU). None: where the model is.
+            models on a GPU); or up.Disk(), up.Disk(folder), up.Host(). A rank swaps what
+            it owns under `zero` and the axes. None: where the model is.
         compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`, in CPU
             memory. With shard= what replicas exchange; what a group of shards reduces stays f32.
         local_steps: replicas (data / shard) train on their own, and meet after this number of steps with the
@@ -235,6 +230,8 @@ class Plan:
     sequence: bool = False
 
     def __post_init__(self) -> None:
+        store = getattr(self.swap, "plan_name", self.swap)  # of up.Host(), up.Disk(folder)
+        object.__setattr__(self, "swap", store)
         self._check_types()
         for name in _COUNTS:
             if getattr(self, name) < 1:
@@ -327,6 +324,11 @@ class Plan:
         if split and self.recompute:
             raise UnfitError(
                 f"Plan: schedule {self.schedule} would recompute each unit twice; use 1f1b with recompute"
+            )
+        if split and self.swap is not None:
+            raise UnfitError(
+                f"Plan: schedule {self.schedule} computes gradients of weights in a pass of their own, "
+                f"for which swap={self.swap!r} brings no parameters back; use schedule 1f1b"
             )
         stages = self.stages_per_rank
         if stages is not None and stages < 1:
@@ -434,6 +436,12 @@ class Plan:
     def reduces_early(self) -> bool:
         """Whether gradients are reduced after each micro-batch, and not once for each update."""
         return self.zero >= 2 and self.compression is None
+
+    @property
+    def swaps_parts(self) -> bool:
+        """Whether a rank swaps its part of what is gathered for a use, and not whole parameters."""
+        cut = self.zero > 0 or self.low or self.ranks > self.data or self.expert > 1
+        return self.swap is not None and cut
 
     @property
     def shards(self) -> int:

@@ -123,7 +123,7 @@ class Run:
         if self.compression is not None:
             scaler, scales = self.scaler, self._scales
             self.compression.scale = scales.scale_of if scales else lambda _: scaler.scale
-        self.swap = built.units if isinstance(built.units, ParameterSwap) else None
+        self.swap = built.swap
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
         group, limits = built.mesh.everyone.world, limits_of(built)

@@ -41,7 +41,8 @@ from .materialize import Initializer
 from .mesh import PlanMesh
 from .plan import Plan
 from .replicated_parameters import GradientBucket, ReplicatedParameters, buckets_of
-from .swap import ParameterSwap, spill_parameters, store_of
+from .swap import ParameterSwap, ShardSwap
+from .swap_space import store_of
 from .unit_hooks import own_memory, recompute, shows_tensors
 
 SMALL = 1 / 8  # of the largest unit
@@ -69,18 +70,18 @@ def shard_units(
     """
     plan = mesh.plan
     own = own_units(root, units)
-    replicas = plan.zero == 0 and not plan.low  # which is all that can be swapped
+    replicas = plan.zero == 0 and not plan.low and not plan.swaps_parts
     for module in [*own, *exact, root] if plan.tensor > 1 or not replicas else ():
         module.register_forward_hook(own_memory)
     if not replicas:
         root.register_forward_hook(shows_tensors)
     for unit in own if plan.recompute else ():
         recompute(unit, selective=plan.recompute == "selective")
-    if plan.swap is not None:
+    if replicas and plan.swap is not None:
         group = mesh.group("replica") if plan.data > 1 else None
-        store = store_of(plan.swap)
-        initial.fill(root, spill_parameters(root, store))
-        return ParameterSwap(root, units, store, group=group, uneven_use=plan.uneven_use)
+        return ParameterSwap(
+            root, units, store_of(plan.swap), group=group, uneven_use=plan.uneven_use, fill=initial.fill
+        )
     if replicas:
         initial.fill(root)
         return ReplicatedParameters(root, mesh, experts)
@@ -109,6 +110,8 @@ def gathered_units(root: nn.Module, own: Sequence[nn.Module], plan: Plan) -> lis
     There are none where all parameters travel in one message: replicas reduce their gradients so, too. In low
     precision a small model has units as a large one has them: they cast their inputs.
     """
+    if plan.swap is not None and not plan.uneven_use:
+        return _large(own)
     small = not plan.low and _nbytes(root) <= SMALL_MODEL_BYTES
     return [] if plan.uneven_use or plan.zero == 0 or small else _large(own)
 
@@ -211,7 +214,8 @@ def _wrap(module: nn.Module, mesh: PlanMesh, policy: MixedPrecisionPolicy, **mor
         fsdp.replicate(module, mesh=replicas, mp_policy=policy, ignored_params=whole)
         return
     # None: also free it, but for a root, whose backward follows at once where there is one stage
-    free = None if plan.zero == 3 and plan.pipeline == 1 else plan.zero == 3
+    frees = plan.zero == 3 or plan.swap is not None
+    free = None if frees and plan.pipeline == 1 else frees
     sharding = mesh.part("replica", "shard") if mesh.axes.size(1) > 1 and not alone else mesh.part("shard")
     fully_shard(
         module, mesh=sharding, mp_policy=policy, reshard_after_forward=free, ignored_params=whole, **more
@@ -267,6 +271,7 @@ class ShardedParameters:
         self.root, self._units, self._last = root, units, last
         self._exact, self._experts = exact, experts
         self.compression: Compression | None = None
+        self.swap = None if mesh.plan.swap is None else ShardSwap(store_of(mesh.plan.swap))
         self._kept = False  # until the end of the next backward, which reads them by no hook of a unit
         if mesh.plan.elastic:  # whether `follow` will work
             tried = nn.Linear(1, 1)
@@ -283,16 +288,21 @@ class ShardedParameters:
             fill(exact)
             low = None if exact is self.root else TYPES[plan.precision]
             _wrap(exact, mesh, MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low))
+            self._take(exact)
         left = [] if self._experts is None else self._experts.modules()
         for unit in self._units:
             fill(unit)
             left = self._wrap_experts(unit, left)
             _check_types(unit, plan)
             _wrap(unit, mesh, _policy(plan))
+            self._take(unit)
         fill(self.root)
         self._wrap_experts(self.root, left)
         _check_types(self.root, plan)
         _wrap(self.root, mesh, _policy(plan, torch.float32 if self._last else None))
+        self._take(self.root)
+        if self.swap is not None:
+            self.swap.hook(self.root)
         self._mesh = mesh
         self.buckets = self._scalar_buckets()
         if plan.uneven_use:
@@ -301,6 +311,13 @@ class ShardedParameters:
             fsdp.gather_ahead(self.root)
             for unit, following in itertools.pairwise(self._units):
                 unit.set_modules_to_forward_prefetch([following])
+
+    def _take(self, module: nn.Module) -> None:
+        """Move this rank's parts of what was sharded to where they are swapped."""
+        inside = set() if self.swap is None else set(module.parameters())
+        for name, parameter in self.root.named_parameters():
+            if self.swap is not None and parameter in inside and not _is_scalar(parameter):
+                self.swap.take(name, parameter)
 
     def _scalar_buckets(self) -> list[GradientBucket]:
         """Those of scalars, for one axis after the other."""
@@ -348,16 +365,19 @@ class ShardedParameters:
         fsdp.reset(self.root)
         if self.compression is not None:
             self.compression.reset()
+        if self.swap is not None:
+            self.swap.reset()
         for bucket in self.buckets:
             bucket.forget()
 
     def waiting(self) -> list[Any]:
         """The gradients that wait to be reduced."""
-        return fsdp.waiting(self.root)
+        stored = [] if self.swap is None else [*self.swap.norms.values()]
+        return [*fsdp.waiting(self.root), *stored]
 
     def before_backward(self, *, last: bool) -> None:
         """Set whether the next backward reduces gradients or accumulates them. `last`: of this step."""
-        free = (last or self._plan.zero == 3) and not self._kept
+        free = (last or self._plan.zero == 3 or self.swap is not None) and not self._kept
         self._set_backward(last=last, reduce=last or self._plan.reduces_early, free=free)
 
     def note_gradient(self, _gradient: Any) -> None:
@@ -400,6 +420,8 @@ class ShardedParameters:
         if self._kept:
             self._kept = False
             reshard(self.root)
+        if self.swap is not None:
+            self.swap.finish()
 
 
 def reshard(root: nn.Module) -> None:

@@ -7,20 +7,23 @@ import functools
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import GetSetDescriptorType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+from unisono.torch_internals.dtensor import part_of, put_part
 from unisono.torch_internals.training import plainly
 
 from .graph.containers import tensors_in
 
 ALIGNMENT = 64  # bytes; of what a file holds, so that it can be mapped as any dtype
-Key = tuple[int, str]  # a parameter's number, and what of it
+PINNED_BYTES = 8 << 20  # of the buffer through which tensors of a GPU go to a file
+Key = tuple[str, str]  # a parameter's name, and what of it
 
 
 class SpillStorage(Protocol):
@@ -40,30 +43,59 @@ class SpillStorage(Protocol):
 
 
 class Disk:
-    """One file without a name: a process that dies leaves nothing behind."""
+    """One file without a name: a process that dies leaves nothing behind.
+
+    Tensors of a GPU go through one buffer of pinned memory, part by part.
+    """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, prefix="unisono-swap-", buffering=0)  # noqa: SIM115
+        self._folder = folder or tempfile.gettempdir()
+        self.plan_name = "disk" if folder is None else str(folder)  # what Plan(swap=) calls it
         self._places: dict[Key, int] = {}
-        self._end = 0
+        self._end = self._written = 0
+        self._pinned: Tensor | None = None
 
     def write(self, key: Key, tensor: Tensor) -> None:
         """Write the bytes of `tensor`; the first time they get a place of their own."""
         if key not in self._places:
             self._places[key] = self._end
             self._end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        self._whole(os.pwrite, _bytes(tensor), self._places[key])
+        self._check(self._written)  # a hole would read as zeros
+        self._written = max(self._written, self._places[key] + tensor.nbytes)
+        for part, room, at in self._parts(key, tensor):
+            if room is not part:
+                room.copy_(part)
+            self._whole(os.pwrite, _bytes(room), at)
 
     def read(self, key: Key, tensor: Tensor) -> None:
         """Fill `tensor`, which has the size it was written with."""
-        self._whole(lambda file, view, at: os.preadv(file, [view], at), _bytes(tensor), self._places[key])
+        self._check(self._written)
+        for part, room, at in self._parts(key, tensor):
+            self._whole(lambda file, view, at: os.preadv(file, [view], at), _bytes(room), at)
+            if room is not part:
+                part.copy_(room)
+
+    def _parts(self, key: Key, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Yield the parts of a tensor, the host memory by which each goes, and its place in the file."""
+        at = self._places[key]
+        if tensor.device.type == "cpu":
+            yield tensor, tensor, at
+        elif tensor.numel():
+            if self._pinned is None:
+                self._pinned = torch.empty(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+            for part in tensor.view(-1).view(torch.uint8).split(PINNED_BYTES):
+                yield part, self._pinned[: len(part)], at
+                at += len(part)
 
     def view(self, key: Key, tensor: Tensor) -> Tensor:
         """Map the part of the file."""
         if not tensor.numel():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
-        into = self._places[key] % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(self._file.fileno(), into + tensor.nbytes, offset=self._places[key] - into)
+        self._check(self._written)
+        at = self._places[key]
+        into = at % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self._file.fileno(), into + tensor.nbytes, offset=at - into)
         return torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=into).view(
             tensor.shape
         )
@@ -71,18 +103,29 @@ class Disk:
     def close(self) -> None:
         """Give the file up."""
         self._file.close()
+        self._pinned = None
+
+    def _check(self, least: int) -> None:
+        held = os.fstat(self._file.fileno()).st_size
+        if held < least:
+            raise OSError(f"the swap file in {self._folder} ended at {held}, {least - held} bytes too early")
 
     def _whole(self, move: Callable[[int, memoryview, int], int], view: memoryview, at: int) -> None:
         done = 0
         while done < len(view):
-            moved = move(self._file.fileno(), view[done:], at + done)
+            try:
+                moved = move(self._file.fileno(), view[done:], at + done)
+            except OSError as error:
+                raise OSError(error.errno, f"{error.strerror}: the swap file in {self._folder}") from error
             if not moved:
-                raise OSError(f"the swap file ended at {at + done}, {len(view) - done} bytes too early")
+                raise OSError(f"the swap file in {self._folder} ended at {at + done} too early")
             done += moved
 
 
 class Host:
     """Host memory, for parameters on a GPU."""
+
+    plan_name = "memory"  # what Plan(swap=) calls it
 
     def __init__(self) -> None:
         self._kept: dict[Key, Tensor] = {}
@@ -112,17 +155,15 @@ def _bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor. Not by way of NumPy: PyTorch resizes no storage that NumPy has
     seen.
     """
-    if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(
-            f"the disk takes contiguous CPU tensors, not one on {tensor.device} with strides "
-            f"{tensor.stride()}"
-        )
+    if not tensor.is_contiguous():
+        raise ValueError(f"the disk takes contiguous tensors, not one with strides {tensor.stride()}")
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 # ---- a spilled tensor ----
 
 
+NBYTES = "_unisono_nbytes"  # the attribute of a freed tensor: what its storage had
 PROPERTIES = (GetSetDescriptorType, property)
 VALUES = frozenset({"data", "T", "H", "mT", "mH", "real", "imag"})  # properties that read or write values
 OTHERS = frozenset({
@@ -136,21 +177,53 @@ OTHERS = frozenset({
 })  # fmt: skip
 
 
-def mark_spilled(tensor: Tensor) -> None:
-    """Make reading or writing the values of `tensor` an error."""
+def free(tensor: Tensor) -> None:
+    """Free the memory of a tensor, or of this rank's part of it: reading its values is an error then."""
+    part = part_of(tensor)
+    if part.numel() and not is_spilled(part):
+        storage = part.untyped_storage()
+        vars(part)[NBYTES] = storage.nbytes()
+        storage.resize_(0)
+        _mark(part)
+    if part is not tensor:
+        _mark(tensor)
+
+
+def allocate(tensor: Tensor) -> None:
+    """Give a freed tensor its memory back, without content."""
+    part = part_of(tensor)
+    if is_spilled(part):
+        _unmark(part)
+        part.untyped_storage().resize_(vars(part).pop(NBYTES))
+    _unmark(tensor)
+
+
+def show(tensor: Tensor, value: Tensor) -> Callable[[], None]:
+    """Have the values in place of a freed tensor; return what frees it again."""
+    _unmark(tensor)
+    own = part_of(tensor) if isinstance(tensor, DTensor) else tensor.data
+    put_part(tensor, value)
+
+    def end() -> None:
+        put_part(tensor, own)
+        _mark(tensor)
+
+    return end
+
+
+def _mark(tensor: Tensor) -> None:
     if tensor.numel() and not is_spilled(tensor):
         tensor.__class__ = _class_for(type(tensor))
 
 
-def unmark_spilled(tensor: Tensor) -> None:
-    """Undo `mark_spilled`."""
+def _unmark(tensor: Tensor) -> None:
     if isinstance(tensor, _SpilledTensor):
         unchanged: Any = tensor
         unchanged.__class__ = unchanged.kind
 
 
 def is_spilled(tensor: Tensor) -> bool:
-    """Whether `mark_spilled` was called, and `unmark_spilled` was not."""
+    """Whether the values of `tensor` are not in memory."""
     return isinstance(tensor, _SpilledTensor)
 
 

@@ -74,7 +74,8 @@ class WrittenParameters:
         self._named, units = self._built.named, self._built.units
         self._copies = GatheredCopies(units.root) if isinstance(units, ShardedParameters) else None
         cut = {name: isinstance(value, DTensor) for name, value in self._named.items()}
-        self._values = [local(v.detach()) if cut[name] else v for name, v in self._named.items()]
+        watched = self._named if self._replicas else {}
+        self._values = [local(v.detach()) if cut[name] else v for name, v in watched.items()]
         self.numbers = {id(value) for value in self._named.values()}  # weak references would forbid Module.to
         OF_RUNS.add(self)
         draw_whole(self._named.values())

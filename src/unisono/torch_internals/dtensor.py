@@ -17,7 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from .probe import PrivateName, find, need
 
-__all__ = ["all_to_all", "finding_shapes_within", "handle_parts", "operator_handlers", "reading_together"]
+__all__ = [
+    "all_to_all", "finding_shapes_within", "handle_parts", "of_part", "operator_handlers", "part_of",
+    "put_part", "reading_together",
+]  # fmt: skip
 
 NAMES = {
     "handlers": PrivateName(
@@ -76,6 +79,30 @@ def finding_shapes_within(context: contextlib.AbstractContextManager[Any]) -> It
     finally:
         if before is not None:
             setattr(kind, name, before)
+
+
+def part_of(tensor: Tensor) -> Tensor:
+    """The tensor that a DTensor wraps, on no graph; another tensor itself."""
+    held: Any = tensor
+    found: Tensor = held._local_tensor if isinstance(tensor, DTensor) else tensor
+    return found
+
+
+def of_part(part: Tensor, like: Tensor) -> Tensor:
+    """A DTensor that is cut as `like` is, with its part in any memory; the part, where that is none."""
+    held: Any = like
+    made: Any = DTensor
+    wrapped: Tensor = made(part, held._spec, requires_grad=False) if isinstance(like, DTensor) else part
+    return wrapped
+
+
+def put_part(tensor: Tensor, part: Tensor) -> None:
+    """Have another part in a DTensor, or other memory in another tensor."""
+    held: Any = tensor
+    if isinstance(tensor, DTensor):
+        held._local_tensor = part
+    else:
+        held.data = part
 
 
 def operator_handlers() -> Any:

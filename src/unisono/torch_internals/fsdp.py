@@ -258,6 +258,46 @@ def observe(
             follow(group, group.unshard, group.wait_for_unshard, group.post_backward)
 
 
+def follow_units(root: Any, follow: Callable[[list[Any]], Any]) -> None:
+    """Free what was gathered after each use, and tell what has the parts of each unit's parameters.
+
+    Args:
+        follow: of the parts; returns what is told by `gather()`: they are about to be copied; `gathered()`:
+            they were; `reduced(wait)`: their gradients are under way, for which `wait()` has the device wait.
+    """
+    need(NAMES["group"])
+    for module in root.modules():
+        for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+            _follow(group, follow([held.sharded_param for held in group.fsdp_params]))
+
+
+def _follow(group: Any, memory: Any) -> None:
+    unshard, wait_for_unshard, post_backward = group.unshard, group.wait_for_unshard, group.post_backward
+
+    def begin(*args: Any) -> None:
+        if group._all_gather_result is None and not group.is_unsharded:
+            memory.gather()
+        unshard(*args)
+
+    def end() -> None:
+        waits = group._all_gather_result is not None
+        wait_for_unshard()
+        if waits:
+            memory.gathered()
+
+    def wait() -> None:
+        if group._post_reduce_event is not None:
+            group.device_handle.current_stream().wait_event(group._post_reduce_event)
+
+    def reduce(*args: Any) -> None:
+        post_backward(*args)
+        memory.reduced(wait)
+
+    group.unshard, group.wait_for_unshard, group.post_backward = begin, end, reduce
+    group._reset_sharded_params = True  # they stay where they are
+    group.post_forward_mesh_info = group.mesh_info
+
+
 def is_sharded(unit: Any, name: str) -> bool:
     """Whether a module inside `unit` that is sharded by itself has the parameter of this name."""
     path = name.rpartition(".")[0]

@@ -123,7 +123,7 @@ def _made(found: dict[str, Any], given: Mapping[str, Any]) -> Plan | None:
 def _repeats(plan: Plan, given: Mapping[str, Any]) -> bool:
     """Whether another plan that is searched does the same: no gradient of this one travels."""
     alone = plan.compression is not None and plan.copies == 1
-    return alone and None in values(given, "compression", ())
+    return plan.swaps_parts or (alone and None in values(given, "compression", ()))
 
 
 def neighbours(

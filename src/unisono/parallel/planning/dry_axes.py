@@ -228,17 +228,18 @@ class DrySwap(ParameterSwap):
 
     def begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the optimizer's state, as a first step does."""
-        self._norms = {value: 1.0 for value in self._number if value.requires_grad}
-        for value in self._norms:
-            self._put((self._number[value], "grad"), torch.empty_like(value))
+        for value, name in self._names.items():
+            if value.requires_grad:
+                self.norms[value] = self._norm(value)
+                self._put((name, "grad"), torch.empty_like(value))
         self._written()
         self.update(optimizer, 1.0)
 
     def _executor(self) -> Executor:
         return _AtOnce()
 
-    def _norm(self, _grad: Tensor) -> float:
-        return 1.0
+    def _norm(self, _grad: Tensor) -> Tensor:
+        return torch.zeros(())
 
 
 class _Elsewhere(SpillStorage):

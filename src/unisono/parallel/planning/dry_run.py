@@ -197,6 +197,8 @@ class _DryStep:
         self.single = plan.context == 1 and not may_be_packed(task.inputs_of(task.sample))  # else with masks
         if plan.context > 1:
             refuse_axes(plan, "context", beside=("tensor", "pipeline"))
+        if plan.swaps_parts:
+            raise UnfitError(f"{plan}: the memory of swapped parts is not predicted")
         recorded: RecordedPrograms | None = None
         if plan.pipeline > 1 and in_pieces:
             structure.output = identity  # the last piece returns what the loss takes
