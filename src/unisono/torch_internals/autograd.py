@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .probe import PrivateName, find, need
+from .training import NAMES as TRAINING
 from .training import sequence_of
 
 if TYPE_CHECKING:
@@ -36,13 +37,13 @@ NAMES = {
     ),
     "next sequence": PrivateName(
         "torch._C:_autograd._get_sequence_nr",
-        purpose="tell which module backward comes to where a plan's memory is predicted",
-        without="a plan's peak in backward has no module",
+        purpose="tell which module backward comes to where a step is predicted",
+        without="up.StepPredictor and up.plan cannot run",
     ),
     "running": PrivateName(
         "torch._C:_current_autograd_node",
-        purpose="tell which module backward comes to where a plan's memory is predicted",
-        without="a plan's peak in backward has no module",
+        purpose="tell which module backward comes to where a step is predicted",
+        without="up.StepPredictor and up.plan cannot run",
     ),
 }
 
@@ -103,6 +104,12 @@ def running_sequence() -> int:
     tells = find(NAMES["running"])
     function = None if tells is None else tells()
     return -1 if function is None else sequence_of(function)
+
+
+def numbers_functions() -> bool:
+    """Return whether `next_sequence` and `running_sequence` are known."""
+    names = NAMES["next sequence"], NAMES["running"], TRAINING["sequence"]
+    return all(find(name) is not None for name in names)
 
 
 def set_result(future: Any) -> None:
