@@ -237,8 +237,8 @@ class PlanModel:
     def _least_layers_s(self, plan: TrainingPlan) -> list[float]:
         """The least that a layer and a micro-batch take on each rank of the pipeline."""
         key = (
-            plan.tensor, plan.context, plan.pipeline, plan.order, plan.micro_batch, plan.sequence, plan.expert,
-            plan.recompute, plan.compute,
+            plan.tensor, plan.context, plan.pipeline, plan.order, plan.micro_batch, plan.sequence,
+            plan.expert, plan.recompute, plan.compute,
         )  # fmt: skip
         if key not in self._kept:
             models = self._stage_models(plan)
