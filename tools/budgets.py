@@ -65,10 +65,10 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 33_644,
-    ("src/unisono/planner",): 5_249,
+    ("src/unisono/parallel",): 33_639,
+    ("src/unisono/planner",): 5_215,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_119,
-    ("src", "csrc"): 130_239,
+    ("src", "csrc"): 130_196,
     ("tests",): 82_471,
 }
 

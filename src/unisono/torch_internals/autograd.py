@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import training
 from .probe import PrivateName, find, need
-from .training import NAMES as TRAINING
-from .training import sequence_of
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -103,12 +102,12 @@ def running_sequence() -> int:
     """Return the number of the function whose backward runs; -1: none, or not known."""
     tells = find(NAMES["running"])
     function = None if tells is None else tells()
-    return -1 if function is None else sequence_of(function)
+    return -1 if function is None else training.sequence_of(function)
 
 
 def numbers_functions() -> bool:
     """Return whether `next_sequence` and `running_sequence` are known."""
-    names = NAMES["next sequence"], NAMES["running"], TRAINING["sequence"]
+    names = NAMES["next sequence"], NAMES["running"], training.NAMES["sequence"]
     return all(find(name) is not None for name in names)
 
 
