@@ -67,11 +67,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_319,
-    ("src/unisono/planner",): 5_266,
+    ("src/unisono/parallel",): 35_314,
+    ("src/unisono/planner",): 5_232,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_139,
-    ("src", "csrc"): 132_031,
-    ("tests",): 83_989,
+    ("src", "csrc"): 131_988,
+    ("tests",): 83_995,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

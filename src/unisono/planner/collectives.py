@@ -188,39 +188,35 @@ class GroupPrices:
 
 
 class ContextExchange(NamedTuple):
-    """What attention of a layer and a micro-batch sends on one rank."""
+    """What attention of a layer and a micro-batch sends on one rank: in hops of a ring, or by heads."""
 
-    by_heads: bool  # or else as a ring
     nbytes: float  # of all four all-to-alls of a pass, or of the keys and values of one hop
     pass_s: float  # seconds of the four, or of a hop
     gradient_s: float  # of a hop of gradients
     hops: int  # of a pass; 0 by heads
     buffer_bytes: float  # of what is sent and received
 
-    def forward_s(self, core_s: float) -> float:
-        """Seconds that are waited for beside `core_s` of attention."""
-        if self.by_heads:
-            return self.pass_s
-        return self.hops * max(0.0, self.pass_s - core_s / (self.hops + 1))
+    def waited_s(self, core_s: float, gradient_s: float = 0.0) -> float:
+        """Seconds of a pass that are waited for beside `core_s` of attention, which hides hops.
 
-    def backward_s(self, core_s: float) -> float:
-        """The same backward; the last hop of the gradients has nothing beside it."""
-        if self.by_heads:
+        `gradient_s`: backward, of those of the gradients, whose last hop has nothing beside it.
+        """
+        if not self.hops:
             return self.pass_s
-        hop = self.pass_s + self.gradient_s
-        return self.hops * max(0.0, hop - core_s / (self.hops + 1)) + self.gradient_s
+        hop = self.pass_s + gradient_s
+        return self.hops * max(0.0, hop - core_s / (self.hops + 1)) + gradient_s
 
 
 def context_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) -> ContextExchange:
     """The cheaper way; a rank that shares nothing sends nothing."""
     size, stride, shape = plan.context, plan.tensor, job.shape
     if size == 1:
-        return ContextExchange(True, 0.0, 0.0, 0.0, 0, 0.0)
+        return ContextExchange(0.0, 0.0, 0.0, 0, 0.0)
     tokens = sequence_part(plan, job)
     keys = tokens * (shape.keys(plan.tensor) + shape.values(plan.tensor))
     hop = prices.hop_s(size, stride, keys * job.width)
     gradient = prices.hop_s(size, stride, keys * 4)
-    ring = ContextExchange(False, keys * job.width, hop, gradient, size - 1, 2 * keys * (job.width + 4))
+    ring = ContextExchange(keys * job.width, hop, gradient, size - 1, 2 * keys * (job.width + 4))
     if shape.heads // plan.tensor % size or shape.key_heads % (plan.tensor * size):
         return ring
     heads = shape.heads // plan.tensor
@@ -228,7 +224,7 @@ def context_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) 
     parts += [tokens * shape.keys(plan.tensor), tokens * shape.values(plan.tensor)]
     sent = [part * job.width for part in parts]
     pass_s = sum(prices.collective_s("all_to_all", size, stride, nbytes) for nbytes in sent)
-    exchanged = ContextExchange(True, sum(sent), pass_s, 0.0, 0, 2 * max(sent))
+    exchanged = ContextExchange(sum(sent), pass_s, 0.0, 0, 2 * max(sent))
     ring_s = 2 * (size - 1) * hop + size * gradient
     return exchanged if 2 * pass_s <= ring_s else ring
 

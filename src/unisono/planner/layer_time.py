@@ -347,15 +347,13 @@ class LayerPrices:
 
 def _of_context(plan: TrainingPlan, exchange: ContextExchange, compute: LayerCompute) -> _LayerExchange:
     """Of a ring, or an exchange of heads in four calls."""
-    forward_s = exchange.forward_s(compute.core.total_s)
-    backward_s = exchange.backward_s(compute.core_backward.total_s)
-    hops, once = exchange.hops, exchange.pass_s
-    if exchange.by_heads:
-        name, nbytes = "all_to_all", exchange.nbytes / 4
-        forward, backward = _Pass(4, once, forward_s), _Pass(4, once, backward_s)
+    hops, once, gradient_s = exchange.hops, exchange.pass_s, exchange.gradient_s
+    forward_s = exchange.waited_s(compute.core.total_s)
+    backward_s = exchange.waited_s(compute.core_backward.total_s, gradient_s)
+    if hops:
+        name, nbytes = "send", exchange.nbytes
+        back = _Pass(2 * hops + 1, hops * once + (hops + 1) * gradient_s, backward_s)
     else:
-        name, nbytes, ring_s = "send", exchange.nbytes, hops * once
-        gradients_s = (hops + 1) * exchange.gradient_s
-        forward = _Pass(hops, ring_s, forward_s)
-        backward = _Pass(2 * hops + 1, ring_s + gradients_s, backward_s)
-    return _LayerExchange(name, "context", plan.context, nbytes, forward, backward, plan.recompute != "none")
+        name, nbytes, back = "all_to_all", exchange.nbytes / 4, _Pass(4, once, backward_s)
+    there = _Pass(hops or 4, (hops or 1) * once, forward_s)
+    return _LayerExchange(name, "context", plan.context, nbytes, there, back, plan.recompute != "none")

@@ -18,7 +18,7 @@ from unisono.planner.collectives import GroupPrices, interconnect_of
 from unisono.planner.hardware import Cluster
 from unisono.planner.memory import MemoryUse, RankElements, RankParts
 from unisono.planner.stages import layers_of_rank
-from unisono.planner.step_time import HostModel, LeastPace, StepTime
+from unisono.planner.step_time import HostModel, StepTime
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 
@@ -100,7 +100,7 @@ class PlanModel:
         self.job = job
         self._models: dict[tuple[object, ...], HostModel] = {}
         self._stages: dict[tuple[object, ...], list[HostModel]] = {}
-        self._kept: dict[tuple[object, ...], list[LeastPace]] = {}
+        self._kept: dict[tuple[object, ...], list[float]] = {}
 
     # ---- parts -------------------------------------------------------------------------------------------
 
@@ -212,9 +212,7 @@ class PlanModel:
         count = plan.micro_batches(self.job.batch)
         if self.job.cluster is not None and plan.pipeline > 1:
             layers = with_layers(self.job, plan).layers
-            paces = [
-                each * one.layer_s + one.end_s for each, one in zip(layers, self._paces(plan), strict=True)
-            ]
+            paces = [each * one for each, one in zip(layers, self._least_layers_s(plan), strict=True)]
             return count * max(paces) + (sum(paces) - max(paces)) / plan.interleave
         parts = self.parts(plan)
         found = count * parts.slowest.pace.micro_batch_s
@@ -225,34 +223,27 @@ class PlanModel:
     def least_of_axes_s(self, plan: TrainingPlan) -> float:
         """A bound: no plan with these axes is faster, whatever its stages and rows are.
 
-        A pace has to leave room for all layers, in parts of a layer. The bubble has one layer of each other
-        stage, under ZB-H1 its forward. With pipeline=1 each rank has its rows at the rate that it has with as
-        many as there can be.
+        The ranks of a pipeline share all layers, in parts of a layer. The bubble has one layer of each other
+        stage, and may have none under ZB-H1. With pipeline=1 each rank has its rows at the rate that it has
+        with as many as there can be.
         """
         count, layers = plan.micro_batches(self.job.batch), self.job.shape.layers
         if plan.pipeline == 1 and self.job.cluster is not None:
             return count * self._least_rows_s(plan, self.job.cluster)
-        paces = self._paces(plan)
-        rate = sum(1 / each.layer_s for each in paces)
-        pace = (layers + sum(each.end_s / each.layer_s for each in paces)) / rate
+        each = self._least_layers_s(plan)
         split = plan.recompute == "none" and self.job.cluster is None  # ZB-H1 may be the schedule
-        fills = [each.forward_s if split else each.layer_s for each in paces]
-        return count * pace + sum(fills) - max(fills)
+        return count * layers / sum(1 / one for one in each) + (0.0 if split else sum(each) - max(each))
 
-    def _paces(self, plan: TrainingPlan) -> list[LeastPace]:
+    def _least_layers_s(self, plan: TrainingPlan) -> list[float]:
+        """The least that a layer and a micro-batch take on each rank of the pipeline."""
         key = (
-            plan.data, plan.context, plan.tensor, plan.pipeline, plan.order, plan.micro_batch, plan.sequence,
-            plan.expert, plan.recompute, plan.interleave, plan.compute,
+            plan.tensor, plan.context, plan.pipeline, plan.order, plan.micro_batch, plan.sequence,
+            plan.expert, plan.recompute, plan.compute,
         )  # fmt: skip
         if key not in self._kept:
             models = self._stage_models(plan)
-            ranks = {
-                (model, last): model.least_pace(plan, last=last)
-                for model in {*models}
-                for last in (False, True)
-            }
-            last = plan.pipeline - 1
-            self._kept[key] = [ranks[model, rank == last] for rank, model in enumerate(models)]
+            least = {model: model.least_layer_s(plan) for model in {*models}}
+            self._kept[key] = [least[model] for model in models]
         return self._kept[key]
 
     def _least_rows_s(self, plan: TrainingPlan, cluster: Cluster) -> float:

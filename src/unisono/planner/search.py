@@ -69,12 +69,15 @@ class PlanTree:
 
     def __iter__(self) -> Iterator[TrainingPlan]:
         """All plans of the space."""
-        for root in self.recomputations(self.axes()):
+        for root in self.axes():
             for stages in self.stages(root):
                 yield from self.sharings(stages)
 
     def axes(self) -> Iterator[TrainingPlan]:
-        """Axes, micro-batches and orders of all plans. Without a pipeline the order makes no difference."""
+        """Axes, micro-batches, orders and recomputations of all plans: the roots of the tree.
+
+        Without a pipeline the order makes no difference.
+        """
         job, ranks = self.job, self.job.ranks
         for tensor in self._choices("tensor", divisors(ranks)):
             for context in self._choices("context", divisors(ranks // tensor)):
@@ -92,22 +95,14 @@ class PlanTree:
                         "sequence": [False, True],
                         "order": [()] if job.cluster is None or pipeline == 1 else job.cluster.orders,
                     }
-                    yield from (found for _, found in self._allowed(plan, **choices))
-
-    def recomputations(self, axes: Iterable[TrainingPlan]) -> Iterator[TrainingPlan]:
-        """The same, each with all recomputations."""
-        for plan in axes:
-            for recompute in self._choices("recompute", RECOMPUTE):
-                if any(fields["recompute"] == recompute for fields in self._stage_fields(plan)):
-                    yield msgspec.structs.replace(plan, recompute=recompute)
+                    for _, found in self._allowed(plan, **choices):
+                        again = self._choices("recompute", RECOMPUTE)
+                        roots = (msgspec.structs.replace(found, recompute=each) for each in again)
+                        yield from (root for root in roots if self._stage_fields(root))
 
     def stages(self, root: TrainingPlan) -> list[TrainingPlan]:
-        """The plans of these axes and this recomputation with all stages; on hosts that differ all rows."""
-        found = [
-            msgspec.structs.replace(root, **fields)
-            for fields in self._stage_fields(root)
-            if fields["recompute"] == root.recompute
-        ]
+        """The plans of a root with all stages; on hosts that differ with all rows."""
+        found = [msgspec.structs.replace(root, **fields) for fields in self._stage_fields(root)]
         if self.job.cluster is None:
             return found
         uneven = ((base, *self._uneven(base, self.job.cluster)) for base in found)
@@ -122,17 +117,16 @@ class PlanTree:
         for fields in self._sharing_fields(stages):
             yield msgspec.structs.replace(stages, **fields)
 
-    def count(self, axes: TrainingPlan) -> int:
-        """How many plans have these axes."""
+    def count(self, root: TrainingPlan) -> int:
+        """How many plans a root has."""
         if (cluster := self.job.cluster) is not None:
-            stages = [msgspec.structs.replace(axes, **each) for each in self._stage_fields(axes)]
-            counts = (len(self._uneven(plan, cluster)[1]) for plan in stages)
-            return sum(n * len(self._sharing_fields(plan)) for n, plan in zip(counts, stages, strict=True))
-        alike = Counter((each["schedule"], each["recompute"]) for each in self._stage_fields(axes))
-        return sum(
-            number * len(self._sharing_fields(msgspec.structs.replace(axes, schedule=name, recompute=again)))
-            for (name, again), number in alike.items()
-        )
+            stages = [msgspec.structs.replace(root, **each) for each in self._stage_fields(root)]
+            return sum(
+                len(self._uneven(plan, cluster)[1]) * len(self._sharing_fields(plan)) for plan in stages
+            )
+        alike = Counter(each["schedule"] for each in self._stage_fields(root))
+        plans = ((number, msgspec.structs.replace(root, schedule=name)) for name, number in alike.items())
+        return sum(number * len(self._sharing_fields(plan)) for number, plan in plans)
 
     def _problem(self, plan: TrainingPlan) -> str:
         return plan.problem(self.job, self._runtime)
@@ -140,15 +134,13 @@ class PlanTree:
     def _choices(self, name: str, values: Iterable[Any]) -> Iterable[Any]:
         return [self._fixed[name]] if name in self._fixed else values
 
-    def _stage_fields(self, axes: TrainingPlan) -> list[dict[str, Any]]:
-        count = axes.micro_batches(self.job.batch)
-        key = (axes.pipeline, count % axes.pipeline == 0, count >= axes.pipeline, self._of_runtime(axes))
+    def _stage_fields(self, root: TrainingPlan) -> list[dict[str, Any]]:
+        count, size = root.micro_batches(self.job.batch), root.pipeline
+        key = size, count % size == 0, count >= size, root.recompute, self._of_runtime(root)
         if key not in self._stages:
-            chunks = divisors(-(-self.job.shape.layers // axes.pipeline)) if axes.pipeline > 1 else [1]
-            tails = range(MOST_TAIL + 1) if axes.pipeline > 1 else [0]
-            found = self._allowed(
-                axes, interleave=chunks, tail=tails, schedule=SCHEDULES, recompute=RECOMPUTE
-            )
+            chunks = divisors(-(-self.job.shape.layers // size)) if size > 1 else [1]
+            tails = range(MOST_TAIL + 1) if size > 1 else [0]
+            found = self._allowed(root, interleave=chunks, tail=tails, schedule=SCHEDULES)
             self._stages[key] = [fields for fields, _ in found]
         return self._stages[key]
 
@@ -308,10 +300,10 @@ def price(model: PlanModel, plan: TrainingPlan) -> PricedPlan:
 
 def search(model: PlanModel, tree: PlanTree, count: int) -> SearchResult:
     """The `count` fastest plans of a space that fit."""
-    limit_bytes, axes = model.job.limit_bytes, list(tree.axes())
-    roots = [each for each in tree.recomputations(axes) if model.least_of_axes_bytes(each) <= limit_bytes]
+    limit_bytes, roots = model.job.limit_bytes, list(tree.axes())
+    leanest = [each for each in roots if model.least_of_axes_bytes(each) <= limit_bytes]
     best: list[PricedPlan] = []
-    for bound_s, stages in _by_bound(roots, tree.stages, model.least_of_axes_s, model.least_s):
+    for bound_s, stages in _by_bound(leanest, tree.stages, model.least_of_axes_s, model.least_s):
         if len(best) == count and bound_s * (1 - ROUNDING) > best[-1].time.total:
             break
         parts = model.parts(stages)
@@ -323,14 +315,13 @@ def search(model: PlanModel, tree: PlanTree, count: int) -> SearchResult:
                 found = PricedPlan(plan, model.step(plan, parts), *memory)
                 if len(best) < count or found.time.total <= best[-1].time.total:
                     best = sorted([*best, found], key=lambda each: each.order)[:count]
-    smallest = None if best else _smallest(model, tree, axes)
-    return SearchResult(best, sum(map(tree.count, axes)), smallest)
+    smallest = None if best else _smallest(model, tree, roots)
+    return SearchResult(best, sum(map(tree.count, roots)), smallest)
 
 
-def _smallest(model: PlanModel, tree: PlanTree, axes: list[TrainingPlan]) -> PricedPlan | None:
+def _smallest(model: PlanModel, tree: PlanTree, roots: list[TrainingPlan]) -> PricedPlan | None:
     """The plan that needs least memory, as if all hosts had the limit of the job."""
     best: tuple[float, TrainingPlan] | None = None
-    roots = tree.recomputations(axes)
     for bound, stages in _by_bound(roots, tree.stages, model.least_of_axes_bytes, model.least_bytes):
         if best is not None and bound * (1 - ROUNDING) > best[0]:
             break

@@ -189,14 +189,6 @@ class RankPace(NamedTuple):
     fill_s: float
 
 
-class LeastPace(NamedTuple):
-    """The least that a layer and a micro-batch take, its forward, and what a rank has beside its layers."""
-
-    layer_s: float
-    forward_s: float
-    end_s: float
-
-
 class HostModel:
     """Prices single ranks of plans on equal hosts. It keeps what plans have in common."""
 
@@ -258,13 +250,11 @@ class HostModel:
         time, message = self._layers.layers(plan, layers), messages / 2
         return RankPace(one, time.forward + message + max(0.0, time.backward + message - 2 * time.weights))
 
-    def least_pace(self, plan: TrainingPlan, *, last: bool) -> LeastPace:
-        """What no rank of a pipeline is below; the last one has the output matrix."""
+    def least_layer_s(self, plan: TrainingPlan) -> float:
+        """The least that a layer and a micro-batch take."""
         shape = self.job.shape
         kinds = RankLayers(shape.dense_layers, shape.layers - shape.dense_layers).kinds
-        layers = [self._layers.layer(plan, experts=experts) for _, experts in kinds]
-        end_s = self._messages_s(plan) + (self._output(plan).total_s if last else 0.0)
-        return LeastPace(min(each.total for each in layers), min(each.forward for each in layers), end_s)
+        return min(self._layers.layer(plan, experts=experts).total for _, experts in kinds)
 
     # ---- parts -------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import training
 from .probe import PrivateName, find, need
-from .training import sequence_of
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -36,13 +36,13 @@ NAMES = {
     ),
     "next sequence": PrivateName(
         "torch._C:_autograd._get_sequence_nr",
-        purpose="tell which module backward comes to where a plan's memory is predicted",
-        without="a plan's peak in backward has no module",
+        purpose="tell which module backward comes to where a step is predicted",
+        without="up.StepPredictor and up.plan cannot run",
     ),
     "running": PrivateName(
         "torch._C:_current_autograd_node",
-        purpose="tell which module backward comes to where a plan's memory is predicted",
-        without="a plan's peak in backward has no module",
+        purpose="tell which module backward comes to where a step is predicted",
+        without="up.StepPredictor and up.plan cannot run",
     ),
 }
 
@@ -102,7 +102,13 @@ def running_sequence() -> int:
     """Return the number of the function whose backward runs; -1: none, or not known."""
     tells = find(NAMES["running"])
     function = None if tells is None else tells()
-    return -1 if function is None else sequence_of(function)
+    return -1 if function is None else training.sequence_of(function)
+
+
+def numbers_functions() -> bool:
+    """Return whether `next_sequence` and `running_sequence` are known."""
+    names = NAMES["next sequence"], NAMES["running"], training.NAMES["sequence"]
+    return all(find(name) is not None for name in names)
 
 
 def set_result(future: Any) -> None:

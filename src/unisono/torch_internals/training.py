@@ -64,11 +64,6 @@ NAMES = {
         without="a loss that takes a parameter which the tensor axis cuts is not refused, and "
         "up.StepPredictor and up.plan cannot run",
     ),
-    "next sequence": PrivateName(
-        "torch.autograd:_get_sequence_nr",
-        purpose="tell which call of a module has made a function of autograd",
-        without="up.StepPredictor and up.plan cannot run",
-    ),
     "compiled": PrivateName(
         "torch.nn:Module._wrapped_call_impl",  # it calls _compiled_call_impl, which is None at first
         purpose="refuse compiled modules where parameters are swapped",
@@ -181,11 +176,6 @@ def plainly(function: Any, args: Any, kwargs: Any) -> Any:
 def sequence_of(function: Any) -> int:
     """The number of a function of autograd, which grows from one to the next in a thread."""
     return int(function._sequence_nr()) if find(NAMES["sequence"]) is not None else -1
-
-
-def next_sequence() -> int:
-    """The number that autograd's next function in this thread will have."""
-    return int(need(NAMES["next sequence"])())
 
 
 def functions_behind(first: Any, since: int | None = None) -> Iterator[Any]:

@@ -27,8 +27,8 @@ from unisono.parallel.graph.cut import Cut
 from unisono.parallel.optimizers import chooses_lists, optimizers_of
 from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import run_cut
+from unisono.torch_internals import autograd
 from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
-from unisono.torch_internals.training import functions_behind, next_sequence, sequence_of
 
 from .operators import TracedOperator, point_of
 
@@ -195,14 +195,13 @@ class _StepMode(OperatorMode):
         self.called: dict[str, tuple[int, str]] = {}  # where each module is called first
         self._bounds: list[int] = [-1]  # numbers of functions where another call or unit begins
         self._places: list[tuple[int, str]] = [(-1, NO_UNIT)]
-        self._accumulates = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if self.phase == "update" and (number := number_read(func, args)) is not None:
             return number
         output = func(*args, **named)
-        if self._accumulates or func.namespace in ("prim", "profiler"):
+        if func.namespace in ("prim", "profiler") or (self.phase == "backward" and self._accumulates()):
             return output
         followed = self.phase == "backward" or (
             self.phase == "forward"
@@ -225,29 +224,25 @@ class _StepMode(OperatorMode):
 
     def mark(self) -> None:
         """Functions of autograd that are made from now on belong to the present call and unit."""
-        self._bounds.append(next_sequence())
+        self._bounds.append(autograd.next_sequence())
         self._places.append((self.call, self.units[-1]))
 
     def backward(self, loss: Tensor) -> None:
         """Run backward; what a function runs belongs to the place where it was made."""
-        for function in functions_behind(loss.grad_fn):
-            number = sequence_of(function)
-            if number < 0:
-                raise CaptureError(
-                    "this PyTorch does not number the functions of autograd, so no step is recorded"
-                )
-            function.register_prehook(self._entering(number))
+        if not autograd.numbers_functions():
+            raise CaptureError(
+                "this PyTorch does not number the functions of autograd, so no step is recorded"
+            )
         self.phase = "backward"
         loss.backward()
 
-    def _entering(self, number: int) -> Callable[[Any], None]:
-        place = self._places[bisect.bisect_right(self._bounds, number) - 1]
-
-        def enter(_gradients: Any) -> None:
-            self._accumulates = number > ACCUMULATES
-            self.call, self.units = place[0], [place[1]]
-
-        return enter
+    def _accumulates(self) -> bool:
+        """Go to the place of the function whose backward runs; whether it adds to .grad."""
+        number = autograd.running_sequence()
+        if number >= 0:
+            self.call, unit = self._places[bisect.bisect_right(self._bounds, number) - 1]
+            self.units = [unit]
+        return number > ACCUMULATES
 
 
 def _homes(model: nn.Module, called: dict[str, tuple[int, str]]) -> dict[str, tuple[int, str]]:
