@@ -69,7 +69,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_249,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_119,
     ("src", "csrc"): 130_239,
-    ("tests",): 82_471,
+    ("tests",): 84_447,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
