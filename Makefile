@@ -36,7 +36,7 @@ install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PI
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-optimized test-long test-torch test-torch-versions test-backends test-parallel test-zoo test-zoo-gpus test-clients test-gpu-programs test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel test-arm sdist docs figures clean
+.PHONY: help demo test test-fast test-optimized test-long test-torch test-torch-versions test-backends test-texts test-parallel test-zoo test-zoo-gpus test-clients test-gpu-programs test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel test-arm sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -190,6 +190,11 @@ MPI_PEERS = $(addprefix .venv-,$(if $(filter $(MPIS) gloo nccl,$(ARGS)),$(filter
 test-backends: $(VENV)/.installed $(MPI_PEERS)  ## the conformance suite over MPICH, Open MPI, Intel MPI, Gloo and NCCL on virtual GPUs (ARGS="gloo")
 	$(call install_torch,--required)
 	$(BIN)/python tests/backends/lane.py $(ARGS)
+
+# Ray's row runs where Ray is installed (make test-launchers).
+test-texts: $(VENV)/.installed .venv-mpich  ## the programs of docs/capabilities.md, each with its numbers (ten minutes; ARGS="-k ring")
+	$(call install_torch,--required)
+	UNISONO_TEST_TEXTS=1 $(BIN)/python -m pytest -n 2 tests/texts $(ARGS)
 
 sanitize:  ## run the tests under ASan+UBSan, then TSan
 	tools/sanitize.sh address $(ARGS)

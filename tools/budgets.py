@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_232,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_139,
     ("src", "csrc"): 131_988,
-    ("tests",): 83_995,
+    ("tests",): 85_971,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
