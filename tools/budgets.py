@@ -67,11 +67,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_314,
+    ("src/unisono/parallel",): 35_316,
     ("src/unisono/planner",): 5_232,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_139,
-    ("src", "csrc"): 131_988,
-    ("tests",): 85_971,
+    ("src", "csrc"): 131_990,
+    ("tests",): 85_981,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

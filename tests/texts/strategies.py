@@ -12,19 +12,30 @@ from trained import alone, planned, same
 import unisono.parallel as up
 
 
+class Product(nn.Module):
+    """A product with a weight, and its strategy; None: without."""
+
+    def __init__(self, rows: int, columns: int, strategy: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, columns) * 0.1)
+        self.matmul = up.shard(torch.matmul, strategy) if strategy else torch.matmul
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.matmul(x, self.weight)
+
+
 class Net(nn.Module):
     """Two products: rows of the first on n ranks, columns of the second; n = 0: no strategies."""
 
     def __init__(self, n: int = 0) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.w, self.v = nn.Parameter(torch.randn(16, 32) * 0.1), nn.Parameter(torch.randn(32, 8) * 0.1)
-        self.one = up.shard(torch.matmul, ((n, 1), (1, 1))) if n else torch.matmul
-        self.two = up.shard(torch.matmul, ((1, 1), (1, n))) if n else torch.matmul
+        self.one = Product(16, 32, ((n, 1), (1, 1)) if n else None)
+        self.two = Product(32, 8, ((1, 1), (1, n)) if n else None)
         self.whole: Any = up.whole if n else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.whole(self.two(self.one(x, self.w), self.v))
+        return self.whole(self.two(self.one(x)))
 
 
 def rows() -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,11 +68,10 @@ def operators() -> None:
     y = up.whole(up.shard(torch.matmul, ((4, 1), (1, 1)))(x, w))
     torch.testing.assert_close(y, x @ w)
     say("6 rows by 4 ranks: right")
-    say(
-        refusal(lambda: up.shard(nn.functional.conv2d, ((4, 1, 1, 1), (1, 1, 1, 1))), ValueError).partition(
-            "."
-        )[0]
-    )
+    images, kernels = torch.randn(4, 3, 5, 5), torch.randn(8, 3, 3, 3)
+    cut = up.shard(nn.functional.conv2d, ((4, 1, 1, 1), (1, 1, 1, 1)))
+    torch.testing.assert_close(up.whole(cut(images, kernels)), nn.functional.conv2d(images, kernels))
+    say("images of a convolution: right")
     say(refusal(lambda: up.shard(torch.matmul, ((1, 2), (4, 1)))(x, w), ValueError))
     own = x + dist.get_rank()  # different rows on the ranks are no whole that all have
     say(refusal(lambda: up.shard(torch.matmul, ((1, 1), (1, 4)))(own, w), ValueError))
@@ -79,7 +89,7 @@ def stages() -> None:
 
 
 def data_outside() -> None:
-    trains(up.Plan(data=4), 4)
+    trains(up.Plan(data=2, tensor=2), 2)
 
 
 if __name__ == "__main__":

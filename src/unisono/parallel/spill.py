@@ -7,6 +7,7 @@ import functools
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import GetSetDescriptorType
@@ -50,6 +51,7 @@ class Disk:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, prefix="unisono-swap-", buffering=0)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
         self._folder = folder or tempfile.gettempdir()
         self.plan_name = "disk" if folder is None else str(folder)  # what Plan(swap=) calls it
         self._places: dict[Key, int] = {}
