@@ -70,8 +70,8 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/parallel",): 35_316,
     ("src/unisono/planner",): 5_232,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_139,
-    ("src", "csrc"): 131_990,
-    ("tests",): 85_981,
+    ("src", "csrc"): 132_051,
+    ("tests",): 85_999,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

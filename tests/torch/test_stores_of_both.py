@@ -1,6 +1,7 @@
 """Each API takes the other's stores."""
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -39,6 +40,23 @@ def test_a_group_of_pytorchs_meets_in_a_store_of_ours(backend):
         dist.destroy_process_group()
         assert x.tolist() == [1.0, 1.0]
         assert store.keys()
+
+
+def test_pytorch_meets_in_a_file_when_no_group_of_ours_has_it(tmp_path):
+    """Its store reads one of ours for ever."""
+    path = tmp_path / "meet"
+    begin = {"init_method": f"file://{path}", "rank": 0, "world_size": 1, "timeout": timedelta(seconds=1)}
+    with un.FileStore(path, 1) as store:
+        store.set("key", b"value")
+        left = path.read_bytes()
+        with pytest.raises(un.StoreError, match="another group still have the file open"):
+            dist.init_process_group("unisono", **begin)
+    path.write_bytes(left)  # as a run leaves it that is killed
+    dist.init_process_group("unisono", **begin)
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    assert x.tolist() == [1.0, 1.0]
 
 
 def test_what_is_no_store_is_refused():

@@ -14,7 +14,7 @@ from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import hooks, shrinking
 from unisono.torch_internals.c10d import forget_failed_coalescing
-from unisono.torch_internals.env_rendezvous import meet_by_launcher
+from unisono.torch_internals.env_rendezvous import before_a_file, meet_by_launcher
 from unisono.torch_internals.process_group_requests import current_request
 
 from .nccl_substitute import current
@@ -39,6 +39,7 @@ def register() -> None:
     c10d.Backend.register_backend("unisono", _create, extended_api=True, devices=["cpu", "cuda"])
     c10d.Backend.register_backend("unisono-mpi", _create_mpi, extended_api=True, devices=["cpu"])
     meet_by_launcher(_launched_store)
+    before_a_file(_free_file)
     hooks.before_attaching(_pass_dispatcher)
     forget_failed_coalescing(_drop_batch)
     for name in ("unisono", "unisono-mpi", "mpi"):
@@ -80,6 +81,13 @@ def _create_mpi(given: Any, backend_options: Any) -> ProcessGroup:
     from .mpi_group import create
 
     return create(given, backend_options)
+
+
+def _free_file(path: str, timeout_s: float) -> None:
+    """PyTorch's store would read another store's file for ever, when it should begin anew."""
+    from unisono.engine.store.file import wait_for_end
+
+    wait_for_end(path, timeout_s)
 
 
 def _launched_store(timeout_s: float) -> Any:

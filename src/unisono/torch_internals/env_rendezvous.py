@@ -1,10 +1,11 @@
-"""PyTorch's `env://`: it reads RANK only, which mpiexec and srun do not set."""
+"""What PyTorch's ways to meet lack: RANK under mpiexec and srun; an end where a file is another store's."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlparse
 
 from .probe import PrivateName, find
 
@@ -37,3 +38,19 @@ def meet_by_launcher(meeting: Meeting) -> None:
             yield found
 
     handlers["env"] = meet
+
+
+def before_a_file(free: Callable[[str, float], None]) -> None:
+    """Call `free` with the path and the seconds before ranks meet by `file://`. May be called again."""
+    handlers = find(HANDLERS)
+    if handlers is None or hasattr(handlers["file"], "__wrapped__"):
+        return
+    original = handlers["file"]
+
+    @functools.wraps(original)
+    def meet(url: str, timeout: Any = None, **kwargs: Any) -> Iterator[Any]:
+        free(urlparse(url).path, 300.0 if timeout is None else timeout.total_seconds())
+        given = {} if timeout is None else {"timeout": timeout}
+        yield from original(url, **given, **kwargs)
+
+    handlers["file"] = meet

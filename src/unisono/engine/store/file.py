@@ -32,13 +32,40 @@ from collections.abc import Iterator
 from unisono.engine.base.timeouts import seconds
 from unisono.engine.base.validation import whole
 from unisono.engine.store.base import Store, close_in_children
-from unisono.engine.store.log import StoreLog
+from unisono.engine.store.log import StoreLog, is_store
 from unisono.engine.store.operations import Add, CompareSet, Delete, Op, Reply, Set
 from unisono.errors import StoreError, StoreTimeout, message
 
 POLL_S = (0.001, 0.02)  # pause between looks at the file while waiting: first, longest
 LEAVE_S = 1.0  # for the locks, when leaving
 REREAD_S = 0.25  # read under the lock at least this often: shared file systems cache sizes
+
+
+def wait_for_end(path: str, timeout_s: float) -> None:
+    """Wait until no process has the store of a file open, and delete it. A file that is no store's stays.
+
+    Raises:
+        StoreTimeout: processes still had it open after `timeout_s` seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    while is_store(path):
+        log = StoreLog(path)
+        try:
+            with log.locked(deadline, writing=True):
+                if log.is_at_path() and log.claim_alone():
+                    os.unlink(path)
+                    return
+        finally:
+            log.close()
+        if time.monotonic() >= deadline:
+            raise StoreTimeout(
+                message(
+                    "processes of another group still have the file open",
+                    where=f"FileStore {path}",
+                    remedy="Close that group on every rank first, or take another file.",
+                )
+            )
+        time.sleep(POLL_S[1])
 
 
 class FileStore(Store):

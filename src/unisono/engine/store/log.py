@@ -47,6 +47,15 @@ class Content(msgspec.Struct, array_like=True):
 _decode = msgspec.msgpack.Decoder(Content).decode
 
 
+def is_store(path: str) -> bool:
+    """Whether there is a file that begins as a store's does."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 class StoreLog:
     """An open file, and its table.
 

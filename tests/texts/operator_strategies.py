@@ -1,4 +1,4 @@
-"""Strategies per operator, alone and within plans. `strategies.py NAME`."""
+"""Strategies per operator, alone and within plans. `operator_strategies.py NAME`."""
 
 import sys
 from typing import Any
