@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import suite
+from effort import cases
 from ports import reserved
 
 EXAMPLES = suite.HERE.parents[1] / "examples"
@@ -35,7 +36,7 @@ RUNS = [
     ("one_process.py", 1, [], "from one process's"),
     ("eigenvector.py", 3, [], "largest eigenvalue"),
     ("low_rank_shards.py", 4, ["--steps", "24"], "all of it"),
-    ("low_rank_shards.py", 4, ["--steps", "24", "--shard", "4"], "all of it"),
+    *cases([], long=[("low_rank_shards.py", 4, ["--steps", "24", "--shard", "4"], "all of it")]),
     ("language_model.py", 2, ["--seconds", "1"], "the same bits on 2 ranks"),
     ("elastic.py", 3, [], "largest eigenvalue"),
     ("serving.py", 3, [], "worker 2: 163840"),

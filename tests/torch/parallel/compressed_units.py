@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models
 from parallel.compressed_runs import Uneven
 from parallel.compression import Reference, distance
@@ -24,7 +25,7 @@ from parallel.compression import Reference, distance
 LOW = up.PowerSGD(rank=2, factors="f32", start=2)
 
 
-def losses(rank: int, size: int, *, steps: int = 8, make: Any = None, **plan: Any) -> tuple[list[float], Any]:
+def losses(rank: int, size: int, *, steps: int = 6, make: Any = None, **plan: Any) -> tuple[list[float], Any]:
     case = models.CASES["gpt"]
     make = make or (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     run = up.parallelize(models.make("gpt"), up.Plan(data=size, **plan), optimizer=make, loss=case.loss)
@@ -33,7 +34,7 @@ def losses(rank: int, size: int, *, steps: int = 8, make: Any = None, **plan: An
 
 def check_zero_is_that_of_whole_gradients(rank, size):
     rounded = up.PowerSGD(rank=2, start=0, errors="1-6-9"), up.Compressed("int8", start=1)
-    for settings, zeros in ((LOW, (1, 2, 3)), (rounded[0], (3,)), (rounded[1], (2,))):
+    for settings, zeros in ((LOW, swept([1, 3], [2])), (rounded[0], (3,)), (rounded[1], (2,))):
         wanted, first = losses(rank, size, compression=settings)
         values, buffers = first.state_dict(), first.compression.buffers()
         for zero in zeros:
@@ -66,7 +67,7 @@ def check_micro_batches_and_clipping_are_those_of_zero_0(rank, size):
         assert found == pytest.approx(wanted, rel=1e-5), more
     plan = {"zero": 3, "compression": LOW, "precision": "fp16", "unit_scales": True, "steps": 5}
     wanted, _ = losses(rank, size, **plan)
-    for more in ({"recompute": True}, {"micro_batches": 2}):
+    for more in swept([{"recompute": True, "micro_batches": 2}], [{"recompute": True}, {"micro_batches": 2}]):
         found, _ = losses(rank, size, **plan, **more)
         assert found == pytest.approx(wanted, rel=2e-3), more
 

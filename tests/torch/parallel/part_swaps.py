@@ -54,7 +54,7 @@ def check_losses_and_weights_are_those_without_swap(folder: Path) -> None:
     kinds = [("gpt", "memory"), ("tied", "disk"), ("mlp", str(folder))]
     for name, swap, plan in swept(short, [(*kind, plan) for kind in kinds for plan in PLANS]):
         print(name, swap, plan, flush=True)
-        for make in (plain_training.adamw, sgd)[: 2 if plan in ZERO else 1]:
+        for make in swept([plain_training.adamw], [sgd] * (plan in ZERO)):
             wanted, alone = trained(name, up.Plan(**plan), 2, optimizer=make)
             losses, run = trained(name, up.Plan(**plan, swap=swap), 2, optimizer=make)
             exact = plan.get("tensor", 1) == plan.get("pipeline", 1) == 1
@@ -88,7 +88,7 @@ def check_checkpoints_go_between_plans(folder: Path) -> None:
     parts, cut = {"data": 4, "zero": 3, "swap": "disk"}, {"data": 2, "tensor": 2, "swap": "memory"}
     staged = {"data": 2, "pipeline": 2, "zero": 1, "swap": "disk", "micro_batches": 2}
     case = models.CASES["gpt"]
-    pairs = swept([(plain, parts), (parts, cut)], [(cut, staged), (staged, plain)])
+    pairs = swept([(plain, parts)], [(parts, cut), (cut, staged), (staged, plain)])
     for number, (first, then) in enumerate(pairs):
         for make in (plain_training.adamw, sgd)[: 2 - number % 2]:
             one, other = (made("gpt", up.Plan(**plan), optimizer=make) for plan in (first, then))
