@@ -223,7 +223,7 @@ CAPABILITIES = (
 
     Capability(P, "a model over two devices by hand", '`.to("cuda:1")`, on virtual GPUs', "devices.py halves",
         1, ("['cuda:0', 'cuda:1']",), gpus=2),
-    Capability(P, "a pipeline over the devices of one process", "`up.Pipe(model, chunks=4)`",
+    Capability(P, "a pipeline over the devices of one process", "`up.Pipe(model, chunks=4)(x).local_value()`",
         "devices.py pipe", 1, ("the losses of one device",), gpus=2),
     Capability(P, "a checkpoint of a pipeline beside data ranks",
         "`run.save(folder)`, `run.load(folder)` under any plan", "stages.py checkpointed", 4,
