@@ -111,8 +111,20 @@ def check_type(op: Op, kind: Type) -> None:
 
 def fold(op: Op, source: Any, target: Any, kind: Type) -> None:
     """target = source op target, of packed items."""
-    state = op._alive()
+    state, layout = op._alive(), kind.layout
     check_type(op, kind)
+    if 0 < layout.size < layout.extent and layout.offsets.min() >= 0 and layout.offsets.max() < layout.extent:
+        count = target.size // layout.size  # a function, and a dtype, know items with their gaps
+        a, b = (np.zeros(count * layout.extent, np.uint8) for _ in range(2))
+        for packed, raw in ((source, a), (target, b)):
+            layout.unpack(packed, raw, 0)
+        _apply(state, a, b, kind)
+        target[:] = layout.pack(b, 0, count)
+    else:
+        _apply(state, source, target, kind)
+
+
+def _apply(state: _Operation, source: Any, target: Any, kind: Type) -> None:
     if state.user is not None:
         state.user(buffer(source), buffer(target), Datatype._of(kind))
     elif state.name == "MPI_REPLACE":

@@ -118,6 +118,26 @@ def check_datatypes(comm: MPI.Intracomm) -> None:
         kind.Free()
 
 
+def check_items_with_gaps(comm: MPI.Intracomm) -> None:
+    """A function of the program, and MAXLOC, see items as they lie in memory."""
+    pair = np.dtype([("value", "f8"), ("index", "i4")], align=True)
+    for n in (1, 3, 4):
+        values = (np.arange(n)[:, None] * 7 + np.arange(comm.size) * 5) % 11.0
+        sent, got = np.zeros(n, pair), np.zeros(n, pair)
+        sent["value"], sent["index"] = values[:, comm.rank], comm.rank
+        comm.Allreduce([sent, n, MPI.DOUBLE_INT], [got, n, MPI.DOUBLE_INT], MPI.MAXLOC)
+        assert got["value"].tolist() == values.max(1).tolist()
+        assert got["index"].tolist() == values.argmax(1).tolist()
+
+        def add(a: memoryview, b: memoryview, _kind: MPI.Datatype) -> None:
+            np.frombuffer(b, pair)["value"] += np.frombuffer(a, pair)["value"]
+
+        operation = MPI.Op.Create(add, commute=True)
+        comm.Allreduce([sent, n, MPI.DOUBLE_INT], [got, n, MPI.DOUBLE_INT], operation)
+        assert got["value"].tolist() == values.sum(1).tolist()
+        operation.Free()
+
+
 def check_external32() -> None:
     for kind, ends in ((MPI.SHORT, []), (MPI.LONG_DOUBLE, []), (MPI.COMPLEX, [4]), (MPI.DOUBLE_INT, [8])):
         raw, packed = rng.integers(0, 256, kind.extent, np.uint8), np.zeros(kind.size, np.uint8)
@@ -246,6 +266,7 @@ for comm in (world, MPI.COMM_SELF):
     check_order(comm)
     check_movements(comm)
     check_datatypes(comm)
+    check_items_with_gaps(comm)
     check_mistakes(comm)
 check_external32()
 check_contexts()

@@ -202,11 +202,13 @@ def _cross_entropy(
     part: IndexPosition, logits: Tensor, targets: Tensor, *, reduction: str = "mean", ignore_index: int = -100
 ) -> Tensor:
     """Rows and classes may be cut."""
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"cross_entropy: reduction={reduction!r}, expected mean or sum")
     top = part.largest(logits.amax(1, keepdim=True), "v")
     log_sum = torch.log(part.total(torch.exp(logits - top).sum(1, keepdim=True), "v")) + top
     here = targets - part.start("v")
     mine = (here >= 0) & (here < logits.shape[1])
-    picked = logits.gather(1, (here * mine).unsqueeze(1)) * mine.unsqueeze(1)
+    picked = torch.where(mine.unsqueeze(1), logits.gather(1, (here * mine).unsqueeze(1)), 0)
     counts = (targets != ignore_index).unsqueeze(1)
     # every rank along the classes has the same log_sum: the first one counts it
     each = log_sum * float(part.start("v") == 0) - picked

@@ -21,7 +21,7 @@ from torch.autograd.profiler import record_function
 from unisono.engine.environment import env
 from unisono.errors import UnfitError
 from unisono.parallel.generators import drawing, drawn_seed, generators_kept, seed_of
-from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
 from unisono.parallel.model_buffers import buffers_kept
 from unisono.parallel.parameter_hooks import OF_GRADIENTS
 from unisono.torch_internals.training import hooks_of, set_hooks
@@ -167,7 +167,7 @@ class PipeRun:
         if action.kind == "F" or (cell := self._cells[action.stage, action.micro]).outputs is not None:
             return
         start = time.perf_counter()
-        _check_versions(cell, "was changed between forward and backward")
+        _check_versions(stage, cell, "was changed between forward and backward")
         with self._on(stage), buffers_kept(stage.modules()):
             cell.outputs = [*tensors_in(self._computed(stage, action.micro, cell.inputs))]
         self.spans.append(Span(action.stage, action, start, time.perf_counter()))
@@ -175,16 +175,18 @@ class PipeRun:
     def _forward(self, stage: PipeStage, micro: int, came: Any) -> Any:
         given = came if stage.number else self._micros[micro]
         inputs = mapped(given, lambda tensor: self._leaf(tensor, stage.device))
-        cell = _PipeCell(
-            inputs, [] if self._inference else [tensor._version for tensor in tensors_in(inputs)]
-        )
+        cell = _PipeCell(inputs, [] if self._inference else _versions(stage, inputs))
         output = self._computed(stage, micro, inputs)
+        if self._grad and (strange := next(strange_in(output), None)) is not None:
+            raise UnfitError(
+                f"Pipe: a stage gives a {type(strange).__name__}, whose tensors have no gradients"
+            )
         if self._grad:
             self._cells[stage.number, micro] = cell
             if micro >= self._again:
                 cell.outputs = [*tensors_in(output)]
             else:
-                _check_versions(cell, "is changed in place by the stage")
+                _check_versions(stage, cell, "is changed in place by the stage")
         sent = mapped(output, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
         if stage.number + 1 == len(self._stages):
             self._outputs[micro] = sent
@@ -254,12 +256,18 @@ class PipeRun:
             yield
 
 
-def _check_versions(cell: _PipeCell, what: str) -> None:
-    """Raise UnfitError where the inputs of a cell are not what they were."""
-    if any(t._version != was for t, was in zip(tensors_in(cell.inputs), cell.versions, strict=False)):
+def _versions(stage: PipeStage, inputs: Any) -> list[int]:
+    """What a cell depends on: its inputs and parameters as they are, and the mode of its modules."""
+    tensors = [tensor._version for tensor in (*tensors_in(inputs), *stage.trained())]
+    return tensors + [module.training for module in stage.modules()]
+
+
+def _check_versions(stage: PipeStage, cell: _PipeCell, what: str) -> None:
+    """Raise UnfitError where what a cell depends on is not what it was."""
+    if cell.versions and cell.versions != _versions(stage, cell.inputs):
         raise UnfitError(
-            f"Pipe: what a stage takes {what}, and the stage is computed again. Write inplace=False, "
-            'x = x + y in place of x += y, or checkpoint="never"'
+            f"Pipe: what a stage takes, a parameter or eval() {what}, and the stage is computed again. Write "
+            'inplace=False, x = x + y in place of x += y, or checkpoint="never"'
         )
 
 
