@@ -54,6 +54,8 @@ def left_in_parts(nodes: Iterable[Any], outputs: Iterable[int]) -> str:
         elif not parts.isdisjoint(taken) and node.name != GATHERED:
             if taken - parts or torch.Tag.nondeterministic_seeded in node.op.tags:
                 return f"{node.name} takes {why}, or shard this operator, too, at {node.line}"
+            if getattr(node.op._schema, "is_mutable", False):  # DTensor may write into a copy
+                return f"{node.name} writes into {why}, at {node.line}"
             parts.update(node.made)
     return "" if parts.isdisjoint(outputs) else f"the model returns {why}"
 
