@@ -60,6 +60,8 @@ class Disk:
 
     def write(self, key: Key, tensor: Tensor) -> None:
         """Write the bytes of `tensor`; the first time they get a place of their own."""
+        if not tensor.numel():
+            return
         if key not in self._places:
             self._places[key] = self._end
             self._end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
@@ -72,6 +74,8 @@ class Disk:
 
     def read(self, key: Key, tensor: Tensor) -> None:
         """Fill `tensor`, which has the size it was written with."""
+        if not tensor.numel():
+            return
         self._check(self._written)
         for part, room, at in self._parts(key, tensor):
             self._whole(lambda file, view, at: os.preadv(file, [view], at), _bytes(room), at)

@@ -197,6 +197,7 @@ class SwapSpace:
         instead goes to the store at the end.
         """
         self.check()
+        self.release_all()  # a forward alone has left the unit that it read ahead
         self._written()
         state: Any = {} if optimizer is None else optimizer.state
         views = {p: self._store.view((name, "value"), part_of(p)) for p, name in self._names.items()}

@@ -131,6 +131,21 @@ def check_a_damaged_store_ends_the_run(folder: Path) -> None:
             run.step(batch)
 
 
+def check_what_is_loaded_counts_after_an_evaluation(folder: Path) -> None:
+    case = models.CASES["gpt"]
+    for plan in ({"zero": 2}, {"zero": 3, "swap": "disk"}):
+        run = made("gpt", up.Plan(data=4, **plan))
+        first, second, last = run.shard(case.batches(3, 8))
+        run.step(first)
+        run.save(place := folder / f"evaluated {plan['zero']}")
+        dist.barrier()
+        wanted = run.evaluate(last)
+        run.step(second)
+        assert run.evaluate(last) != wanted
+        run.load(place)
+        assert run.evaluate(last) == wanted, plan
+
+
 def check_values_are_in_memory_inside_mapped_alone(folder: Path) -> None:
     run = made("gpt", up.Plan(data=4, zero=3, swap="disk"))
     (batch,) = run.shard(models.CASES["gpt"].batches(1, 8))

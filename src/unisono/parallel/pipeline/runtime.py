@@ -162,7 +162,8 @@ class PipelineRuntime:
             self._units.reduce_now()
         if reduces:
             self._units.finish()
-        if not step_input.train and self._mesh.plan.zero == 3:
+        plan = self._mesh.plan
+        if not step_input.train and (plan.zero > 0 or plan.low or plan.swap is not None):
             reshard(self._root)  # no backward frees what the last forward has gathered
         self._messages.finish()
         return step.loss, step.count, step.spans
