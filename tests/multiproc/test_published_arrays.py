@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from effort import HANG_S, judge_time
+from effort import HANG_S, cases, judge_time
 from ports import reserved
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "publish_ranks.py"
@@ -135,7 +135,7 @@ def test_a_stopped_subscriber_delays_no_update_for_long_and_then_gets_the_newest
     assert found["take0"] in ("took", "lost rank 0", "lost rank 1")  # the publisher may end first
 
 
-@pytest.mark.parametrize("tls", ["", "1"])
+@pytest.mark.parametrize("tls", cases(["1"], long=[""]))
 def test_the_example_of_two_jobs_of_the_launcher(tls: str) -> None:
     """One token for both; with another one a job gets an error that says so."""
     with reserved() as port:

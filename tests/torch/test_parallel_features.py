@@ -9,7 +9,7 @@ import pytest
 
 import suite
 from loops import each
-from unisono.parallel import Disk, Host, Plan
+from unisono.parallel import Plan
 
 RANKS = dict.fromkeys(
     (
@@ -205,11 +205,6 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
 def test_illegal_plans_say_why(plan: dict, says: str) -> None:
     with pytest.raises((ValueError, TypeError), match=says):
         Plan(**plan)
-
-
-def test_a_plan_takes_a_store_by_its_name(tmp_path: Path) -> None:
-    made = [Plan(swap=store).swap for store in (Host(), Disk(), Disk(tmp_path))]  # type: ignore[arg-type]
-    assert made == ["memory", "disk", str(tmp_path)]
 
 
 def test_a_plan_says_what_differs() -> None:

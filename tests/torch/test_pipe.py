@@ -303,8 +303,49 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
         TypeError,
         lambda: up.Pipe(net(), 2)(X, target=Y, loss=lambda out, _: out),
     ),
+    "uses a tensor of shape .* no parameter of its children": (
+        ValueError,
+        lambda: _piped(lambda x: x * LOOSE),
+    ),
+    "gives a object: no gradient comes through it": (ValueError, lambda: _piped(lambda _: object())),
+    "writes a buffer in forward": (ValueError, lambda: _piped(_Counter())),
+    r"a parameter or eval\(\) was changed between forward and backward": (ValueError, lambda: _evaluated()),
     "dimension 0 has to be the rows": (TypeError, lambda: up.Pipe(nn.Sequential(nn.MSELoss()), 2)(X, X)),
 }
+
+
+LOOSE = torch.ones(8, requires_grad=True)  # no module has it
+
+
+class _Call(nn.Module):
+    def __init__(self, run: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, x: Any) -> Any:
+        return self.run(x)
+
+
+class _Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls.clone()
+
+
+def _piped(run: Callable[[Any], Any]) -> None:
+    stages = nn.Sequential(nn.Linear(X.shape[1], 8), _Call(run), nn.Linear(8, 1))
+    up.Pipe(stages, 2, "always", balance=[2, 1])(X).local_value().sum().backward()
+
+
+def _evaluated() -> None:
+    pipe = up.Pipe(net(), 2, "always")
+    output = pipe(X).local_value()
+    pipe.eval()
+    output.sum().backward()
 
 
 def _named(name: str) -> nn.Sequential:

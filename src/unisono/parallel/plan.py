@@ -178,8 +178,7 @@ class Plan:
         tf32: allow TF32 in f32 matrix products on GPUs.
         swap: where parameters, gradients and optimizer state are while they are not needed: "disk" (a file in
             the folder for temporary files), another folder for that file, or "memory" (of the host, for
-            models on a GPU); or up.Disk(), up.Disk(folder), up.Host(). A rank swaps what
-            it owns under `zero` and the axes. None: where the model is.
+            models on a GPU). A rank swaps what it owns under `zero` and the axes. None: where the model is.
         compression: average gradients in fewer bytes: `PowerSGD(rank=4)`, `Compressed("int8")`, in CPU
             memory. With shard= what replicas exchange; what a group of shards reduces stays f32.
         local_steps: replicas (data / shard) train on their own, and meet after this number of steps with the
@@ -230,8 +229,6 @@ class Plan:
     sequence: bool = False
 
     def __post_init__(self) -> None:
-        store = getattr(self.swap, "plan_name", self.swap)  # of up.Host(), up.Disk(folder)
-        object.__setattr__(self, "swap", store)
         self._check_types()
         for name in _COUNTS:
             if getattr(self, name) < 1:

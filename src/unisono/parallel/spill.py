@@ -7,7 +7,6 @@ import functools
 import mmap
 import os
 import tempfile
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import GetSetDescriptorType
@@ -51,9 +50,7 @@ class Disk:
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self._file = tempfile.TemporaryFile(dir=folder, prefix="unisono-swap-", buffering=0)  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
         self._folder = folder or tempfile.gettempdir()
-        self.plan_name = "disk" if folder is None else str(folder)  # what Plan(swap=) calls it
         self._places: dict[Key, int] = {}
         self._end = self._written = 0
         self._pinned: Tensor | None = None
@@ -130,8 +127,6 @@ class Disk:
 
 class Host:
     """Host memory, for parameters on a GPU."""
-
-    plan_name = "memory"  # what Plan(swap=) calls it
 
     def __init__(self) -> None:
         self._kept: dict[Key, Tensor] = {}

@@ -14,8 +14,8 @@ from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import hooks, shrinking
 from unisono.torch_internals.c10d import forget_failed_coalescing
-from unisono.torch_internals.env_rendezvous import before_a_file, meet_by_launcher
 from unisono.torch_internals.process_group_requests import current_request
+from unisono.torch_internals.rendezvous_handlers import before_a_file, meet_by_launcher
 
 from .nccl_substitute import current
 

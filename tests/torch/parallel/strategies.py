@@ -1,5 +1,6 @@
 """`up.shard` in models under plans: losses and parameters of one process, moves, refusals. On 4 ranks."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,20 @@ def check_a_loss_in_parts(_folder: Path) -> None:
         torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=1e-5)
 
 
+def check_cross_entropy_is_that_of_pytorch(_folder: Path) -> None:
+    """With masked classes, in 16 bits, and for labels that no class has."""
+    entropy = up.shard(functional.cross_entropy, ((2, 2), (2,)))
+    x, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
+    masked = x.masked_fill(torch.arange(4) == (y + 1)[:, None] % 4, -math.inf)
+    for logits, rounding in ((masked, 1e-6), (x.bfloat16(), 1e-2)):
+        loss = functional.cross_entropy(logits, y)
+        torch.testing.assert_close(up.whole(entropy(logits, y)), loss, rtol=rounding, atol=rounding)
+    with pytest.raises(ValueError, match="reduction='none', expected mean or sum"):
+        entropy(x, y, reduction="none")
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        up.whole(entropy(x, y + 1))
+
+
 def check_groups(_folder: Path) -> None:
     """Outside of plans a group shares an operator, and another one beside it another operator."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -183,6 +198,12 @@ def check_groups(_folder: Path) -> None:
         up.shard(torch.matmul, ((4, 1), (1, 1)), group=groups[place])(x, w)
     with pytest.raises(ValueError, match="a DTensor on .* operators run on"):
         up.shard(torch.neg, ((1, 1),))(y)
+
+
+def _writes(_net: Any, y: Tensor) -> Tensor:
+    y = y.clone()
+    y[1:] *= 2
+    return up.whole(y)
 
 
 class Refused(nn.Module):
@@ -220,6 +241,7 @@ def check_refusals(_folder: Path) -> None:
         (Refused(whole, group=world), tensor, "Leave out group= and context="),
         (Refused(whole), up.Plan(context=2, tensor=2), "Leave out group= and context="),
         (Refused(whole), up.Plan(data=2, pipeline=2, micro_batches=2), "needs 2 ranks, the tensor axis"),
+        (Refused(_writes), tensor, f"aten.mul_ writes into a value .* {parts}"),
         (sharded, tensor, "is a DTensor, as up.shard makes of a module"),
     ):
         before = [value.detach().clone() for value in (model.w, model.b)]

@@ -81,8 +81,9 @@ class CompressionState:
         _F169.encode(within, self.error, rounding="stochastic", seed=seed & (2**64 - 1))
 
     def hold(self) -> None:
-        """From now to `settle` leave the buffers as they are, and write others."""
-        self._before = self.error, self.factor
+        """From the first call to `settle` leave the buffers as they are, and write others."""
+        if self._before is None:
+            self._before = self.error, self.factor
 
     def settle(self, *, undo: bool) -> None:
         """Take the new buffers for good, or have the old ones again."""

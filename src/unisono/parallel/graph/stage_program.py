@@ -26,7 +26,7 @@ from unisono.errors import UnfitError
 
 from .containers import mapped, strange_in, tensors_in
 from .executor import ForwardCall, RunningModel, RunStep, Values, call_of, operator
-from .noted_call import CHECKS, ModuleOp
+from .noted_call import CHECKS, ModuleOp, left_in_parts
 from .program import HOOKS, Frame, Graph, Node, Ref, columns, refs, replayed, writes_of, written_in
 from .rules import DRAWS
 
@@ -457,6 +457,8 @@ class StageProgram:
         stages: list[Stage] = []
         written: set[int] = set()  # memory that is written in this stage or a later one
         for stage in reversed(range(len(bounds) - 1)):
+            if why := left_in_parts(graph.nodes[bounds[stage] : bounds[stage + 1]], ()):
+                raise StageError(f"{graph.model}, stage {stage}, to which values come whole: {why}")
             goes = [] if stage == len(bounds) - 2 else sorted(needed)
             kept, comes = self._needed(needed, bounds[stage], bounds[stage + 1])
             written |= {storage for item in kept for storage in item.writes}

@@ -175,10 +175,23 @@ def _linear(part: IndexPosition, x: Tensor, weight: Tensor, bias: Tensor | None 
     return result if bias is None else result + bias * float(part.start("k") == 0)
 
 
+def _rows_here(part: IndexPosition, numbers: Tensor, count: int, known: Tensor) -> tuple[Tensor, Tensor]:
+    """The row of each number in this rank's part, and whether it has it; an unknown one is beyond all rows,
+    so that the next operator raises PyTorch's own error.
+    """
+    here = numbers - part.start("v")
+    mine = (here >= 0) & (here < count)
+    return torch.where(known, here * mine, count), mine
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In f32, where PyTorch's own kernels compute so."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 def _embedding(part: IndexPosition, tokens: Tensor, weight: Tensor) -> Tensor:
-    here = tokens - part.start("v")
-    mine = (here >= 0) & (here < len(weight))
-    return functional.embedding(here * mine, weight) * mine.unsqueeze(-1)
+    here, mine = _rows_here(part, tokens, len(weight), (tokens >= 0) & (tokens < part.sizes["v"]))
+    return functional.embedding(here, weight) * mine.unsqueeze(-1)
 
 
 def _layer_norm(
@@ -190,12 +203,12 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """The last dim is normalized; it may be cut."""
-    width = part.sizes["k"]
+    width, kind, x = part.sizes["k"], x.dtype, _wide(x)
     centred = x - part.total(x.sum(-1, keepdim=True), "k") / width
     variance = part.total((centred * centred).sum(-1, keepdim=True), "k") / width
     result = centred * torch.rsqrt(variance + eps)
     result = result if weight is None else result * weight
-    return result if bias is None else result + bias
+    return (result if bias is None else result + bias).to(kind)
 
 
 def _cross_entropy(
@@ -204,16 +217,17 @@ def _cross_entropy(
     """Rows and classes may be cut."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"cross_entropy: reduction={reduction!r}, expected mean or sum")
+    kind, logits = logits.dtype, _wide(logits)
     top = part.largest(logits.amax(1, keepdim=True), "v")
     log_sum = torch.log(part.total(torch.exp(logits - top).sum(1, keepdim=True), "v")) + top
-    here = targets - part.start("v")
-    mine = (here >= 0) & (here < logits.shape[1])
-    picked = torch.where(mine.unsqueeze(1), logits.gather(1, (here * mine).unsqueeze(1)), 0)
+    known = ((targets >= 0) & (targets < part.sizes["v"])) | (targets == ignore_index)
+    here, mine = _rows_here(part, targets, logits.shape[1], known)
+    picked = torch.where(mine.unsqueeze(1), logits.gather(1, here.unsqueeze(1)), 0)
     counts = (targets != ignore_index).unsqueeze(1)
     # every rank along the classes has the same log_sum: the first one counts it
     each = log_sum * float(part.start("v") == 0) - picked
     total = torch.where(counts, each, 0).sum()
-    return total / part.total(counts.sum(), "r") if reduction == "mean" else total
+    return (total / part.total(counts.sum(), "r") if reduction == "mean" else total).to(kind)
 
 
 # ---- rules that need the arguments ----
@@ -232,8 +246,8 @@ def _softmax(x: Shape, dim: int) -> OperatorSignature:
     over = f"i{dim % len(x)}"
 
     def local(part: IndexPosition, x: Tensor) -> Tensor:
-        shifted = torch.exp(x - part.largest(x.amax(dim, keepdim=True), over))
-        return shifted / part.total(shifted.sum(dim, keepdim=True), over)
+        shifted = torch.exp(_wide(x) - part.largest(_wide(x).amax(dim, keepdim=True), over))
+        return (shifted / part.total(shifted.sum(dim, keepdim=True), over)).to(x.dtype)
 
     return OperatorSignature((indices,), indices, local)
 

@@ -163,6 +163,8 @@ class ShardedCall:
         for key, value in named.items():
             if isinstance(value, Tensor):
                 raise ValueError(f"shard({self._name}): give tensors by position, not {key}=")
+        while args and args[-1] is None:  # a bias that a layer does not have
+            args = args[:-1]
         (plan, _), run = self._plan, functools.partial(self._run, **named)
         if plan is not None and (self._group is not None or plan.context > 1):
             raise UnfitError(
@@ -256,7 +258,10 @@ def _call_plan(
         lies: shape, bytes of an element, and layout of each input.
     """
     shapes = [shape for shape, *_ in lies]
-    signature = rule_of(function)(*shapes, *others, **dict(named))
+    try:
+        signature = rule_of(function)(*shapes, *others, **dict(named))
+    except TypeError as error:
+        raise TypeError(f"shard({name}): {error}. Give tensors by position, and settings by name") from error
     parts = _parts(name, strategy, signature, shapes)
     cut = [str(count) for count in parts.values() if count > 1]
     ranks, needed = math.prod(axes), math.prod(parts.values())

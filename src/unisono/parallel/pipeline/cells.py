@@ -24,11 +24,12 @@ from unisono.parallel.generators import drawing, drawn_seed, generators_kept, se
 from unisono.parallel.graph.containers import mapped, strange_in, tensors_in
 from unisono.parallel.model_buffers import buffers_kept
 from unisono.parallel.parameter_hooks import OF_GRADIENTS
-from unisono.torch_internals.training import hooks_of, set_hooks
+from unisono.torch_internals.training import functions_behind, hooks_of, set_hooks
 
 from .cell_draws import CELL_DRAWS
 from .schedule import Action, Schedule, Span, StageMessage, predict
 
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 FREED = "Pipe: backward ran already, and what it needs is freed. Call the Pipe again"
 
 
@@ -88,6 +89,8 @@ class PipeRun:
         self, stages: list[PipeStage], schedule: Schedule, micros: list[Any], *, grad: bool, again: int
     ) -> None:
         self._stages, self._schedule, self._micros = stages, schedule, micros
+        self._trained = [stage.trained() for stage in stages]  # as they are now: functional_call changes them
+        self._default = torch.get_default_device()
         self._grad, self._again, self._seed = grad, again, drawn_seed()
         self.losses: list[Callable[[Any, torch.device | None], Tensor]] = []
         self.grads: list[list[Tensor | None]] = []
@@ -167,7 +170,7 @@ class PipeRun:
         if action.kind == "F" or (cell := self._cells[action.stage, action.micro]).outputs is not None:
             return
         start = time.perf_counter()
-        _check_versions(stage, cell, "was changed between forward and backward")
+        self._check_versions(stage, cell, "was changed between forward and backward")
         with self._on(stage), buffers_kept(stage.modules()):
             cell.outputs = [*tensors_in(self._computed(stage, action.micro, cell.inputs))]
         self.spans.append(Span(action.stage, action, start, time.perf_counter()))
@@ -175,18 +178,22 @@ class PipeRun:
     def _forward(self, stage: PipeStage, micro: int, came: Any) -> Any:
         given = came if stage.number else self._micros[micro]
         inputs = mapped(given, lambda tensor: self._leaf(tensor, stage.device))
-        cell = _PipeCell(inputs, [] if self._inference else _versions(stage, inputs))
+        cell = _PipeCell(inputs, [] if self._inference else self._versions(stage, inputs))
+        buffers = _buffers(stage)
         output = self._computed(stage, micro, inputs)
-        if self._grad and (strange := next(strange_in(output), None)) is not None:
+        if self._grad and micro == 0:
+            self._check_output(stage, inputs, output)
+        if micro < self._again and buffers != _buffers(stage):
             raise UnfitError(
-                f"Pipe: a stage gives a {type(strange).__name__}, whose tensors have no gradients"
+                "Pipe: a stage writes a buffer in forward, and would find it changed when it is computed "
+                'again. Write checkpoint="never"'
             )
         if self._grad:
             self._cells[stage.number, micro] = cell
             if micro >= self._again:
                 cell.outputs = [*tensors_in(output)]
             else:
-                _check_versions(stage, cell, "is changed in place by the stage")
+                self._check_versions(stage, cell, "is changed in place by the stage")
         sent = mapped(output, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
         if stage.number + 1 == len(self._stages):
             self._outputs[micro] = sent
@@ -202,7 +209,7 @@ class PipeRun:
             for output, grad in zip(outputs, came, strict=True)
             if grad is not None and output.requires_grad
         ]
-        leaves, trained = [*tensors_in(cell.inputs)], stage.trained()
+        leaves, trained = [*tensors_in(cell.inputs)], self._trained[stage.number]
         wanted = [leaf for leaf in leaves if leaf.requires_grad] + trained
         grads: dict[Tensor, Tensor | None] = {}
         if pairs and wanted:
@@ -234,6 +241,8 @@ class PipeRun:
     def _computed(self, stage: PipeStage, micro: int, inputs: Any) -> Any:
         """What the stage returns, or the loss of it, as in the caller's thread."""
         with contextlib.ExitStack() as stack:
+            if torch.get_default_device() != self._default:
+                stack.enter_context(self._default)
             stack.enter_context(torch.inference_mode(self._inference))
             stack.enter_context(torch.set_grad_enabled(self._grad))
             for kind, (dtype, enabled) in self._autocasts.items():
@@ -247,6 +256,32 @@ class PipeRun:
                 output = self.losses[micro](output, stage.device)
             return output
 
+    def _versions(self, stage: PipeStage, inputs: Any) -> list[int]:
+        """What a cell depends on: its inputs and parameters as they are, and the mode of its modules."""
+        tensors = [tensor._version for tensor in (*tensors_in(inputs), *self._trained[stage.number])]
+        return tensors + [module.training for module in stage.modules()]
+
+    def _check_versions(self, stage: PipeStage, cell: _PipeCell, what: str) -> None:
+        """Raise UnfitError where what a cell depends on is not what it was."""
+        if cell.versions and cell.versions != self._versions(stage, cell.inputs):
+            raise UnfitError(
+                f"Pipe: what a stage takes, a parameter or eval() {what}, and the stage is computed again. "
+                'Write inplace=False, x = x + y in place of x += y, or checkpoint="never"'
+            )
+
+    def _check_output(self, stage: PipeStage, inputs: Any, output: Any) -> None:
+        """Raise UnfitError where a gradient would be lost."""
+        if (strange := next(strange_in(output), None)) is not None:
+            raise UnfitError(f"Pipe: a stage gives a {type(strange).__name__}: no gradient comes through it")
+        known = {id(tensor) for tensor in (*tensors_in(inputs), *self._trained[stage.number])}
+        for function in (one for tensor in tensors_in(output) for one in functions_behind(tensor.grad_fn)):
+            leaf = getattr(function, "variable", None)
+            if leaf is not None and id(leaf) not in known:
+                raise UnfitError(
+                    f"Pipe: a stage uses a tensor of shape {[*leaf.shape]} that requires a gradient and is "
+                    "no parameter of its children. Its gradient would be lost: make it one, or an input"
+                )
+
     @contextlib.contextmanager
     def _on(self, stage: PipeStage) -> Iterator[None]:
         """The caller's streams, as this thread may have others: a copy runs on the one of its source."""
@@ -256,19 +291,10 @@ class PipeRun:
             yield
 
 
-def _versions(stage: PipeStage, inputs: Any) -> list[int]:
-    """What a cell depends on: its inputs and parameters as they are, and the mode of its modules."""
-    tensors = [tensor._version for tensor in (*tensors_in(inputs), *stage.trained())]
-    return tensors + [module.training for module in stage.modules()]
-
-
-def _check_versions(stage: PipeStage, cell: _PipeCell, what: str) -> None:
-    """Raise UnfitError where what a cell depends on is not what it was."""
-    if cell.versions and cell.versions != _versions(stage, cell.inputs):
-        raise UnfitError(
-            f"Pipe: what a stage takes, a parameter or eval() {what}, and the stage is computed again. Write "
-            'inplace=False, x = x + y in place of x += y, or checkpoint="never"'
-        )
+def _buffers(stage: PipeStage) -> list[tuple[int, int]]:
+    """Its buffers as they are, but for those of BatchNorm, whose training does not read them."""
+    modules = (module for module in stage.modules() if not isinstance(module, BATCH_NORMS))
+    return [(id(one), one._version) for module in modules for one in module.buffers(recurse=False)]
 
 
 @functools.cache

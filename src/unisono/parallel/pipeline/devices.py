@@ -132,10 +132,6 @@ class Pipe(nn.Module):
                 f"Pipe: schedule={self._schedule!r} begins with backward before the last forward, and needs "
                 "the loss: pipe(x, target=y, loss=function).local_value().backward()"
             )
-        if grad and any(one.requires_grad for one in (*tensors_in(target), *_trained_by(loss))):
-            raise UnfitError(
-                "Pipe: target or loss= has tensors that are trained; only the model's have gradients"
-            )
         kept = KEPT[self._checkpoint]
         again = len(micros) - kept if grad and self.training and kept is not None else 0
         run = PipeRun(
@@ -243,11 +239,6 @@ def _actions(name: str, stages: int, micro_batches: int) -> Schedule:
 
 
 # ---- the batch ----
-
-
-def _trained_by(loss: Any) -> list[Tensor]:
-    """The parameters of a loss that is a module."""
-    return [*loss.parameters()] if isinstance(loss, nn.Module) else []
 
 
 def _rows(given: Any) -> int:
