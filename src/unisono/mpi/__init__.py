@@ -129,7 +129,7 @@ if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is
         raise refused(__name__, name)
 
 
-rc.read(_env.copy())
+rc._read(_env.copy())
 pickle.read(_env.copy())
 if rc.initialize:
     Init_thread()

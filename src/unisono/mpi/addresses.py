@@ -15,6 +15,8 @@ def destination(state: CommState, dest: int, tag: int) -> tuple[int, int]:
     Raises:
         Exception: there is no such rank, or no such tag.
     """
+    if type(dest) is not int or type(tag) is not int:
+        dest, tag = whole(dest, "dest"), whole(tag, "tag")
     if not 0 <= dest < len(state.peers):
         raise Exception(constants.ERR_RANK, f"dest is {dest}, expected 0..{len(state.peers) - 1}")
     if not 0 <= tag <= MOST_TAG:
@@ -28,6 +30,8 @@ def origin(state: CommState, source: int, tag: int) -> tuple[int | None, int]:
     Raises:
         Exception: there is no such rank, or no such tag.
     """
+    if type(source) is not int or type(tag) is not int:
+        source, tag = whole(source, "source"), whole(tag, "tag")
     if source != ANY_SOURCE and not 0 <= source < len(state.peers):
         raise Exception(constants.ERR_RANK, f"source is {source}, expected 0..{len(state.peers) - 1}")
     if tag != ANY_TAG and not 0 <= tag <= MOST_TAG:

@@ -12,6 +12,8 @@ import builtins
 import operator
 from typing import Any
 
+import numpy as np
+
 from unisono.mpi import constants
 
 _TEXTS = {number: f"MPI_{name}" for name, number in vars(constants).items() if name.startswith("ERR_")}
@@ -128,11 +130,13 @@ def _remove(code: int, found: bool) -> None:
 
 
 def whole(value: Any, name: str) -> int:
-    """An integer argument.
+    """An integer argument; a float counts without its fraction, as for mpi4py.
 
     Raises:
         TypeError: it is none.
     """
+    if isinstance(value, (float, np.floating)):
+        return int(value)
     try:
         return int(value.__index__())
     except AttributeError:

@@ -58,14 +58,14 @@ class PointToPoint:
         state = self._alive()
         if dest == PROC_NULL:
             return Ended()
-        peer, full = destination(state, whole(dest, "dest"), whole(tag, "tag"))
+        peer, full = destination(state, dest, tag)
         return started(state, simple(buf, writable=False).pack(), peer, full, mode)
 
     def _receive(self, buf: Any, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
             return Ended(PROC_NULL)
-        peer, full = origin(state, whole(source, "source"), whole(tag, "tag"))
+        peer, full = origin(state, source, tag)
         block = simple(buf, writable=True)
         return state.messages.start_receive(block.room(), peer, full, BlockReceive, state.places, block)
 

@@ -38,12 +38,15 @@ class Rc:
                 raise TypeError(f"unexpected argument {name!r}")
             setattr(self, name, value)
 
-    def read(self, environ: Mapping[str, str]) -> None:
+    def _read(self, environ: Mapping[str, str]) -> None:
         """Take the settings of MPI4PY_RC_INITIALIZE and so on, as mpi4py does when MPI is imported."""
         for name in _DEFAULTS:
             text = environ.get(f"MPI4PY_RC_{name.upper()}", "").strip()
             if text:
                 setattr(self, name, _value(name, text))
+
+    def __dir__(self) -> list[str]:
+        return [*_DEFAULTS]
 
     def __getattr__(self, name: str) -> Any:
         if name not in _DEFAULTS:
