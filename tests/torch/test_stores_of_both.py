@@ -65,3 +65,17 @@ def test_what_is_no_store_is_refused():
             un.init_process_group(store=wrong)
     with pytest.raises(ValueError, match="multicast address"):
         un.init_process_group(init_method="tcp://224.66.41.62:23456", rank=0, world_size=2)
+
+
+@pytest.mark.ranks(2, timeout=60)
+def test_a_rank_that_failed_alone_tries_again(group, rank, tmp_path):
+    begin = {"init_method": f"file://{tmp_path}/meet", "rank": rank, "world_size": 2}
+    if rank == 1:
+        with pytest.raises(un.RendezvousError, match="rank 0 did not"):
+            dist.init_process_group("unisono", **begin, timeout=timedelta(seconds=0.2))
+    group.barrier()
+    dist.init_process_group("unisono", **begin)
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    assert x.tolist() == [2.0, 2.0]

@@ -49,6 +49,10 @@ class Groups:
         os.environ["MASTER_ADDR"] = "127.0.0.1"  # noqa: TID251
         if self._process_group not in (None, self._key() if process_group else None):
             self._destroy_process_group()
+        if self._process_group is None and "torch.distributed" in sys.modules:
+            from unisono.torch_internals.c10d import forget_failed_world
+
+            forget_failed_world()  # that of a test
 
     def group(self, *, use: bool = True) -> Group:
         """The group of this test. use: not only make it before the fixtures of the test are set up.

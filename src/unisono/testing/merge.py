@@ -55,15 +55,18 @@ def merged(item: pytest.Item, outcomes: list[RankResult]) -> list[pytest.TestRep
     """The reports of a test, one for each phase, and for each subtest that failed somewhere."""
     phases: dict[tuple[str, str], list[tuple[RankResult, Any]]] = defaultdict(list)
     ended = [one for one in outcomes if one.died or one.missing]
+    # A rank that has died may have let the set-up of another fail: that is one failure.
+    in_setup = any(report.failed and report.when == "setup" for one in outcomes for report in one.reports)
+    end = "setup" if in_setup else "call", ""
     if ended:
-        phases["call", ""] = []
+        phases[end] = []
     for one in outcomes:
         for report in one.reports:
             phases[report.when, str(getattr(report, "context", ""))].append((one, report))
     order = ("setup", "call", "teardown")
     made: list[pytest.TestReport] = []
     for when, context in sorted(phases, key=lambda phase: (order.index(phase[0]), not phase[1])):
-        dead = ended if (when, context) == ("call", "") else []
+        dead = ended if (when, context) == end else []
         report, has_cause = _report(item, when, phases[when, context], dead, outcomes)
         if not has_cause and when == "teardown" and not all(each.passed for each in made):
             report.outcome, report.longrepr = "passed", None  # what failed here follows from that

@@ -13,7 +13,7 @@ import torch.distributed.distributed_c10d as c10d
 from unisono.engine.environment import env
 from unisono.errors import message
 from unisono.torch_internals import hooks, shrinking
-from unisono.torch_internals.c10d import forget_failed_coalescing
+from unisono.torch_internals.c10d import forget_failed_coalescing, forget_failed_world
 from unisono.torch_internals.process_group_requests import current_request
 from unisono.torch_internals.rendezvous_handlers import before_a_file, meet_by_launcher
 
@@ -99,7 +99,11 @@ def _launched_store(timeout_s: float) -> Any:
 def _create(given: Any, backend_options: Any) -> ProcessGroup:
     from .process_group import create
 
-    return create(given, backend_options)
+    try:
+        return create(given, backend_options)
+    except BaseException:
+        forget_failed_world()
+        raise
 
 
 def _pass_dispatcher(group: Any) -> None:

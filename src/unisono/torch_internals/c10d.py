@@ -53,6 +53,7 @@ __all__ = [
     "Store",
     "Work",
     "for_device",
+    "forget_failed_world",
     "nccl",
     "renew_world",
     "set_backend",
@@ -124,8 +125,9 @@ NAMES["default group"] = PrivateName(
 )
 NAMES["state"] = PrivateName(
     "torch.distributed.distributed_c10d:_world",
-    purpose="let new_group use the ranks and the store of a world that was reconfigured",
-    without="new_group fails after the world was reconfigured",
+    purpose="let new_group use the ranks and the store of a world that was reconfigured, and a rank try "
+    "init_process_group again",
+    without="new_group fails after the world was reconfigured; a rank that tries again alone waits",
 )
 NAMES["coalescing"] = PrivateName(
     "torch.distributed.distributed_c10d:_coalescing_manager",
@@ -201,6 +203,17 @@ def renew_world(group: Any, store: Any, agree: Callable[[int], int]) -> None:
         state.pg_map[group] = state.pg_map[group][0], store
         state.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
         state.group_count = agree(state.group_count)
+
+
+def forget_failed_world() -> None:
+    """Give the next default group the name it has on ranks where none failed.
+
+    PyTorch counts groups to name them, and `destroy_process_group` begins anew; an `init_process_group` that
+    raised leaves its count. That rank then waited for keys of another name than the others set.
+    """
+    state = find(NAMES["state"])
+    if state is not None and not torch.distributed.is_initialized():
+        state.group_count = 0
 
 
 def forget_failed_coalescing(forget: Callable[[Any], None]) -> None:

@@ -1,6 +1,7 @@
 """`process_group` over Unisono, over Gloo and on virtual GPUs, and programs that make their own."""
 
 import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -30,6 +31,32 @@ def test_one_rank_fails(process_group, rank):
 def test_one_rank_dies(process_group, rank):
     if rank == 0:
         os._exit(3)
+
+
+@pytest.mark.ranks(2, backend=["unisono", "gloo"])
+def test_one_rank_begins_alone(rank, backend, tmp_path):
+    if rank == 0:
+        where = {"init_method": f"file://{tmp_path}/store", "rank": 0, "world_size": 2}
+        with pytest.raises(RuntimeError):
+            dist.init_process_group(backend, **where, timeout=timedelta(seconds=0.1))
+
+
+@pytest.mark.ranks(2, backend=["unisono", "gloo"], timeout=60)
+def test_all_begin(process_group):
+    dist.barrier()
+
+
+@pytest.fixture
+def dies_in_setup(rank, tmp_path):
+    if rank == 0:
+        os._exit(3)
+    where = {"init_method": f"file://{tmp_path}/store", "rank": 1, "world_size": 2}
+    dist.init_process_group("gloo", **where, timeout=timedelta(seconds=0.1))
+
+
+@pytest.mark.ranks(2)
+def test_one_rank_dies_in_setup(dies_in_setup):
+    pass
 
 
 @pytest.mark.ranks(2)
