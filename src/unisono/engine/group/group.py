@@ -801,14 +801,14 @@ class Group(_native.GroupBase):
         """The object of rank `src`, on every rank."""
         sends = self.rank == self._planner.member("broadcast_object", src)
         encoded = objects.encode("broadcast_object", obj, pickle) if sends else b""
-        packet = objects.packet(encoded)
+        packet = objects.packet(encoded) if sends else bytearray(objects.PACKET_NBYTES)
         with self._object_turn:
             self._move("broadcast_object", packet, None, src, timeout)
-            nbytes, received = objects.unpacked(packet)
-            if received is None:
-                whole: Any = encoded if sends else objects.allocate(nbytes)
-                self._move("broadcast_object", whole, None, src, timeout)
-                received = whole
+            received: Any
+            nbytes, received = (len(encoded), None) if sends else objects.unpacked(packet)
+            if nbytes > objects.PACKET_NBYTES - 8:
+                received = encoded if sends else objects.allocate(nbytes)
+                self._move("broadcast_object", received, None, src, timeout)
         return obj if sends else objects.decode_object(received, pickle=pickle)
 
     def all_gather_object(self, obj: Any, *, pickle: bool = False, timeout: Seconds = None) -> list[Any]:

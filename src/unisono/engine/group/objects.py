@@ -8,6 +8,7 @@ only among processes that trust each other.
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from unisono import _native
@@ -44,11 +45,13 @@ def encode_object(call: str, obj: Any, pickle: bool) -> Bytes:
 PACKET_NBYTES = 256
 """What `broadcast_object` sends first: the length, 8 bytes, and as much of the object."""
 
+_LENGTH = Struct("<Q")
 
-def packet(encoded: bytes = b"") -> bytearray:
-    """The first part of an object, to send or to receive into."""
+
+def packet(encoded: bytes) -> bytearray:
+    """The first part of an object, to send."""
     made = bytearray(PACKET_NBYTES)
-    made[:8] = len(encoded).to_bytes(8, "little")
+    _LENGTH.pack_into(made, 0, len(encoded))
     if len(encoded) <= PACKET_NBYTES - 8:
         made[8 : 8 + len(encoded)] = encoded
     return made
@@ -56,9 +59,8 @@ def packet(encoded: bytes = b"") -> bytearray:
 
 def unpacked(received: bytearray) -> tuple[int, memoryview | None]:
     """The length of an object, and its bytes; None: they follow."""
-    nbytes = int.from_bytes(received[:8], "little")
-    whole = nbytes <= PACKET_NBYTES - 8
-    return nbytes, memoryview(received)[8 : 8 + nbytes] if whole else None
+    (nbytes,) = _LENGTH.unpack_from(received)
+    return nbytes, memoryview(received)[8 : 8 + nbytes] if nbytes <= PACKET_NBYTES - 8 else None
 
 
 def length(encoded: Bytes) -> Lengths:
