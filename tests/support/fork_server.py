@@ -89,6 +89,8 @@ def run(words: list[str]) -> int:
     try:
         if "TORCH_CUDA_SANITIZER" in os.environ:  # PyTorch looks for it when it is imported
             importlib.import_module("torch.cuda._sanitizer").enable_cuda_sanitizer()
+        if "UNISONO_COMPARE" in os.environ:  # likewise Unisono's entry point
+            importlib.import_module("unisono.compare.recorder").begin()
         runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

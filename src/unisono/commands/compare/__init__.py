@@ -66,6 +66,9 @@ def _sizes(args: argparse.Namespace) -> list[int]:
         raise ValueError(f"-n {args.n} is one run: there is nothing to compare it with. Write -n 1,{args.n}")
     if sizes != sorted(set(sizes)):
         raise ValueError(f"-n {args.n}: expected different numbers, the smallest first")
+    for size in sizes:  # before the first run
+        for word in args.args:
+            _filled(word, size)
     return sizes
 
 
