@@ -1,6 +1,6 @@
-"""A run that publishes its weights, or one that takes them: publishes_a_run.py SIDE PLAN ADDRESS FOLDER."""
+"""Two jobs, started by suite.py: the first ranks publish the weights of a run, the others take them."""
 
-import sys
+import os
 import time
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from torch.nn import functional
 import unisono as un
 import unisono.parallel as up
 
-SIDE, PLAN, ADDRESS, FOLDER = sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4])
 PLANS = {
     "zero": up.Plan(data=2, zero=3),
     "tensor": up.Plan(tensor=2),
@@ -33,37 +32,36 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(x)))
 
 
-def main() -> None:
+def main(rank: int, _: int, folder: Path, one: str, other: str, port: str) -> None:
     """The taker writes what it has, the publisher compares it with its own."""
-    dist.init_process_group("unisono")
-    torch.manual_seed(SIDE == "publish")
+    os.environ["UNISONO_TOKEN"] = "ab" * 32
+    publishing = PLANS[one].ranks
+    side, plan, rank = ("publish", one, rank) if rank < publishing else ("take", other, rank - publishing)
+    store = dist.FileStore(str(folder / side), PLANS[plan].ranks)
+    dist.init_process_group("unisono", store=store, rank=rank, world_size=PLANS[plan].ranks)
+    torch.manual_seed(side == "publish")
     model = nn.Sequential(Block(), Block(), nn.Flatten(), nn.Linear(16 * 5, 4))
     batch = torch.randn(8, 5, 16), torch.randint(4, (8,))
     run = up.parallelize(
-        model, PLANS[PLAN], optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=functional.cross_entropy,
+        model, PLANS[plan], optimizer=lambda p: torch.optim.SGD(p, lr=0.1), loss=functional.cross_entropy,
         sample=batch[0],
     )  # fmt: skip
-    if SIDE == "publish":
-        host, _, port = ADDRESS.rpartition(":")
-        with un.publish("policy", run, address=host, port=int(port)) as publication:
+    if side == "publish":
+        with un.publish("policy", run, address="127.0.0.1", port=int(port)) as publication:
             run.step(batch)
             assert publication.update() == 2
-            while not (FOLDER / "taken.pt").exists():
+            while not (folder / "taken.pt").exists():
                 time.sleep(0.05)
         mine = run.state_dict()
-        theirs = torch.load(FOLDER / "taken.pt") if dist.get_rank() == 0 else {}
+        theirs = torch.load(folder / "taken.pt") if rank == 0 else {}
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
         print("equal")
     else:
-        with un.subscribe(ADDRESS, "policy", into=run, timeout=60) as subscription:
+        with un.subscribe(f"127.0.0.1:{port}", "policy", into=run, timeout=60) as subscription:
             assert subscription.get(newer_than=1)[0] == 2
         taken = run.state_dict()
-        if dist.get_rank() == 0:
-            torch.save(taken, FOLDER / "new.pt")
-            (FOLDER / "new.pt").rename(FOLDER / "taken.pt")
+        if rank == 0:
+            torch.save(taken, folder / "new.pt")
+            (folder / "new.pt").rename(folder / "taken.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
