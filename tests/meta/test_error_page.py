@@ -1,6 +1,7 @@
 """docs/errors.md shows the texts that `unisono.parallel` raises."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ HOLE = "\0"
 LEAST = 12  # shorter pieces of a text are found anywhere
 
 
+@functools.cache
 def texts() -> str:
     """Every string of the packages; an expression within is a hole."""
     found = []
@@ -34,9 +36,6 @@ def shown() -> list[str]:
     return re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
 
 
-RAISED = texts()
-
-
 def test_the_page_has_the_errors() -> None:
     assert len(shown()) > 50
     assert "parallel-training" in "".join(pages.anchors(PAGE))
@@ -47,5 +46,5 @@ def test_the_text_is_raised(first: str) -> None:
     pieces = [piece.strip(" '") for piece in STANDS_FOR_MORE.split(first)]
     known = [piece for piece in pieces if len(piece) >= LEAST]
     assert known, f"{first!r} has no piece to look for"
-    missing = [piece for piece in known if piece not in RAISED]
+    missing = [piece for piece in known if piece not in texts()]
     assert not missing, f"{missing} of {first!r} is in no text of unisono.parallel"
