@@ -9,7 +9,7 @@ import functools
 import importlib
 from pathlib import Path
 
-from parallel.rows import try_row
+from parallel.rows import shortened, try_row
 from parallel.run_features import in_group
 
 for _path in sorted(Path(__file__).parent.glob("*.py")):  # before the ranks are forked
@@ -19,11 +19,12 @@ for _path in sorted(Path(__file__).parent.glob("*.py")):  # before the ranks are
 
 def main(rank: int, size: int, folder: Path, module: str, *names: str) -> None:
     checks = importlib.import_module(f"parallel.{module}")
+    table = getattr(checks, "TABLE", {})
+    rows = shortened({name: table[name] for name in names if name in table})
     with (folder / f"passed{rank}").open("w", buffering=1) as passed:
         for name in names:
             (folder / name).mkdir(exist_ok=True)
             print(name, flush=True)
-            row = getattr(checks, "TABLE", {}).get(name)
-            check = functools.partial(try_row, row) if row else getattr(checks, name)
+            check = functools.partial(try_row, rows[name]) if name in rows else getattr(checks, name)
             in_group(rank, size, folder / name, check)
             print(name, file=passed)

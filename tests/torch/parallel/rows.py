@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import SWEEP
 from parallel import models
 from parallel.plain_training import Make, refused, same, same_gradients
 
@@ -45,6 +46,16 @@ class Row(NamedTuple):
     sample: Any = SAMPLE
     options: Mapping[str, Any] = {}
     compare: Mapping[str, Any] = {}
+
+
+def shortened(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """In `make test` each row has one plan, and each plan of a table one row, at least; in the sweep all do."""
+    found, seen = {}, set[up.Plan]()
+    for name, row in rows.items():
+        plans = [plan for plan in row.trains if SWEEP or plan not in seen] or row.trains[:1]
+        seen.update(plans)
+        found[name] = row._replace(trains=plans)
+    return found
 
 
 def try_row(row: Row, folder: Path) -> None:
