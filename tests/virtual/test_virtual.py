@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from effort import HANG_S, cases
+from effort import HANG_S, cases, times
 from loops import each
 from ports import reserved
 from python_runs import ran
@@ -22,6 +22,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 CASES, LIKE_A_GPU = PROGRAMS / "gpu_cases.py", PROGRAMS / "like_a_gpu.py"
 ATTENTION, GRAPHS = PROGRAMS / "attention_cases.py", PROGRAMS / "graph_cases.py"
 SHRINKS, FUZZ = PROGRAMS / "shrinks_with_gpus.py", PROGRAMS.with_name("fuzz.py")
+DRAWN = str(times(usual=300, long=1000))  # make sanitize-virtual draws 1000, too
 WAYS_TO_SHRINK = (
     "basic", "first", "unbound", "several", "aborted", "options", "subgroup", "repeated", "validated",
 )  # fmt: skip
@@ -57,8 +58,8 @@ def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (2, 2, GRAPHS, ["communicates"], "the same"),
         (1, 1, PROGRAMS / "determinism.py", [], ""),
         (1, 1, LIKE_A_GPU, [], "like a GPU"),
-        (2, 2, PROGRAMS / "swapped_parts.py", [], ""),
-        (4, 1, FUZZ, ["1000", "0"], "1000 programs, 0 wrong, left in the books: 0 bytes"),
+        *((2, 2, PROGRAMS / "swapped_parts.py", words, "") for words in cases([[]], long=[["many"]])),
+        (4, 1, FUZZ, [DRAWN, "0"], f"{DRAWN} programs, 0 wrong, left in the books: 0 bytes"),
         *((gpus, gpus, SHRINKS, [way], "fine") for gpus in cases([4], long=[2]) for way in WAYS_TO_SHRINK),
     ],
     ids=lambda value: value.stem if isinstance(value, Path) else str(value),

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import unisono as un
 import unisono.parallel as up
+from effort import crossed
 from parallel.plain_training import local
 from parallel.run_features import whole
 from unisono.parallel import replicated_parameters
@@ -100,22 +101,22 @@ class Interrupted(nn.Module):
 
 def check_a_step_after_an_error_starts_anew(folder: Path) -> None:
     plans = [up.Plan(data=2, zero=zero, micro_batches=2) for zero in range(4)]
-    for plan in [*plans, up.Plan(data=2, precision="bf16", micro_batches=2)]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(replicated_parameters, "BUCKET_BYTES", 1)
-            for backward in (1, 2):
-                undisturbed, run = (square_run(Interrupted(), plan) for _ in range(2))
-                Failing.countdown = backward
-                with pytest.raises(FloatingPointError):
-                    run.step(own_batch(1))
-                assert all(parameter.grad is None for parameter in run.optimizer.param_groups[0]["params"])
-                assert run.steps == 0
-                Failing.countdown = 0
-                run.step(own_batch(2))
-                undisturbed.step(own_batch(2))
-                after = whole(run)
-                for name, value in whole(undisturbed).items():
-                    assert torch.equal(after[name], value), (plan, backward, name)
+    plans.append(up.Plan(data=2, precision="bf16", micro_batches=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replicated_parameters, "BUCKET_BYTES", 1)
+        for backward, plan in crossed((1, 2), plans):
+            undisturbed, run = (square_run(Interrupted(), plan) for _ in range(2))
+            Failing.countdown = backward
+            with pytest.raises(FloatingPointError):
+                run.step(own_batch(1))
+            assert all(parameter.grad is None for parameter in run.optimizer.param_groups[0]["params"])
+            assert run.steps == 0
+            Failing.countdown = 0
+            run.step(own_batch(2))
+            undisturbed.step(own_batch(2))
+            after = whole(run)
+            for name, value in whole(undisturbed).items():
+                assert torch.equal(after[name], value), (plan, backward, name)
 
 
 def check_compressed_adam_takes_what_tensor_axes_make(folder: Path) -> None:

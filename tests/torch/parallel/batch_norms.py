@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from effort import swept
+from effort import crossed, swept
 from parallel import models
 from parallel.kept_buffers import spread_of
 from parallel.plain_training import adamw, apart, begun, same, seeded, trained
@@ -203,24 +203,23 @@ def check_wrong_use_is_named(folder: Path) -> None:
 
 def check_buffers_of_the_first_rank_or_each_ones_own(folder: Path) -> None:
     batches = models.vector_batches(3, 8)
-    for kind in ("first", "own"):
-        for zero in (0, 2):
-            run = begun(up.Plan(data=2, zero=zero, buffers=kind), flat)
-            mine = seeded(flat)
-            (batch,) = run.shard(batches[:1])
-            run.step(batch)
-            told: list[Any] = [batch]
-            if kind == "first":
-                dist.broadcast_object_list(told)
-            mine(told[0][0])
-            wanted = mine[1].running_mean
-            torch.testing.assert_close(run.model[1].running_mean, wanted, rtol=1e-5, atol=1e-6)
-            assert (spread_of(run) == 0) == (kind == "first")
-            kept = run.model[1].running_mean.clone()
-            where = folder / f"{kind} {zero}"
-            run.save(where)
-            assert torch.equal(kept, run.model[1].running_mean)
-            dist.broadcast(kept, 0)
-            again = begun(up.Plan(data=2), flat)
-            again.load(where)
-            assert torch.equal(again.model[1].running_mean, kept), kind
+    for kind, zero in crossed(("first", "own"), (0, 2)):
+        run = begun(up.Plan(data=2, zero=zero, buffers=kind), flat)
+        mine = seeded(flat)
+        (batch,) = run.shard(batches[:1])
+        run.step(batch)
+        told: list[Any] = [batch]
+        if kind == "first":
+            dist.broadcast_object_list(told)
+        mine(told[0][0])
+        wanted = mine[1].running_mean
+        torch.testing.assert_close(run.model[1].running_mean, wanted, rtol=1e-5, atol=1e-6)
+        assert (spread_of(run) == 0) == (kind == "first")
+        kept = run.model[1].running_mean.clone()
+        where = folder / f"{kind} {zero}"
+        run.save(where)
+        assert torch.equal(kept, run.model[1].running_mean)
+        dist.broadcast(kept, 0)
+        again = begun(up.Plan(data=2), flat)
+        again.load(where)
+        assert torch.equal(again.model[1].running_mean, kept), kind

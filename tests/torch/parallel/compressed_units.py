@@ -3,7 +3,6 @@
 The reference is the same compression with zero=0, where no rank has a part of anything.
 """
 
-import itertools
 import math
 import tempfile
 from dataclasses import replace
@@ -17,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
-from effort import swept
+from effort import crossed, swept
 from parallel import models
 from parallel.compressed_runs import Uneven
 from parallel.compression import Reference, distance
@@ -151,7 +150,7 @@ def check_updates_are_the_papers(rank, size):
 
 
 def check_an_overflow_leaves_no_trace(rank, size):
-    for zero, errors in itertools.product((0, 1, 3), ("f32", "1-6-9")):
+    for zero, errors in crossed((0, 3, 1), ("f32", "1-6-9")):
         settings = up.PowerSGD(rank={"*": 2}, factors="f32", errors=errors, start=0)
         run = made_run(up.Plan(data=size, zero=zero, precision="fp16", compression=settings))
         run.scaler.scale = 8.0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from effort import swept
+from effort import crossed, swept
 from parallel import models
 from parallel.batch_norms import Residual
 from parallel.expert_models import batches, listed, loss, stacked
@@ -65,18 +65,19 @@ def check_losses_are_those_of_one_process(folder: Path) -> None:
     given = models.image_batches(4, 8)
     usual = [("fp16", ("norms",)), ("bf16", ()), ("bf16", ("3.conv*", "6"))]
     others = [("bf16", ("norms",)), ("fp16", ()), ("fp16", ("3.conv*", "6"))]
-    for precision, kept in swept(usual, others):
-        alone = {parts: OneProcess(TYPES[precision], *kept) for parts in (1, 2)}
-        wanted = {parts: [one.step(batch, parts) for batch in given] for parts, one in alone.items()}
-        for plan in ({"data": 2}, {"data": 2, "zero": 1 if kept else 3}, {"pipeline": 2}):
-            whole = up.Plan(**plan, precision=precision, keep_f32=kept)
-            run = begun(whole, images)
-            run.scaler.scale = min(run.scaler.scale, 2.0**10)  # the first step overflows otherwise
-            found = [run.step(batch) for batch in run.shard(given)]
-            worst = max(abs(a - b) for a, b in zip(found, wanted[whole.data], strict=True))
-            assert worst < 1e-5, (whole, found, wanted[whole.data])
-            floats = [one for one in run.model.buffers() if one.is_floating_point()]
-            assert all(one.dtype == torch.float32 for one in floats)
+    plans = {"data": 2}, {"pipeline": 2}, {"data": 2, "zero": 1}
+    for (precision, kept), plan in crossed(swept(usual, others), plans):
+        zero = {"zero": 3} if "zero" in plan and not kept else {}
+        whole = up.Plan(**{**plan, **zero}, precision=precision, keep_f32=kept)
+        alone = OneProcess(TYPES[precision], *kept)
+        wanted = [alone.step(batch, whole.data) for batch in given]
+        run = begun(whole, images)
+        run.scaler.scale = min(run.scaler.scale, 2.0**10)  # the first step overflows otherwise
+        found = [run.step(batch) for batch in run.shard(given)]
+        worst = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+        assert worst < 1e-5, (whole, found, wanted)
+        floats = [one for one in run.model.buffers() if one.is_floating_point()]
+        assert all(one.dtype == torch.float32 for one in floats)
 
 
 def check_a_kept_module_in_a_kept_one_is_a_part_of_it(folder: Path) -> None:

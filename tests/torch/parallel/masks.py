@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from effort import swept
+from effort import crossed, swept
 from parallel import models, sweep
 from parallel.plain_training import adamw, apart, begun, same, seeded
 
@@ -56,19 +56,20 @@ def trained(plan: up.Plan, seed: int | None = None, steps: int = 20) -> tuple[up
 
 def check_masks_under_every_axis(folder: Path) -> None:
     usual = (up.Plan(tensor=2, recompute=True), up.Plan(tensor=2, zero=2), up.Plan(data=2, zero=3))
-    for plan in swept(usual, (up.Plan(tensor=2), up.Plan(data=2), up.Plan(data=2, micro_batches=2))):
-        for seed in (None, dist.get_rank()):  # ranks with one seed, and with seeds of their own
-            run, masks = trained(plan, seed)
-            before, within, after = masks[:3]
-            assert apart(run) == 0, plan
-            if plan.tensor == 2:
-                assert alike(before), plan
-                assert alike(after), plan
-                assert not alike(within), plan
-            else:
-                assert not any(alike(mask) for mask in (before, within, after)), plan
-            if plan.micro_batches == 2:
-                assert not torch.equal(before, masks[3])
+    others = up.Plan(tensor=2), up.Plan(data=2), up.Plan(data=2, micro_batches=2)
+    # ranks with one seed, and with seeds of their own
+    for plan, seed in crossed(swept(usual, others), (None, dist.get_rank())):
+        run, masks = trained(plan, seed)
+        before, within, after = masks[:3]
+        assert apart(run) == 0, plan
+        if plan.tensor == 2:
+            assert alike(before), plan
+            assert alike(after), plan
+            assert not alike(within), plan
+        else:
+            assert not any(alike(mask) for mask in (before, within, after)), plan
+        if plan.micro_batches == 2:
+            assert not torch.equal(before, masks[3])
 
 
 def check_the_callers_generator_is_left_alone(folder: Path) -> None:

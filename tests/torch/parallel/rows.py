@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def shortened(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """In `make test` each row has one plan, and each plan of a table one row, at least; in the sweep all do."""
+    """In `make test` each row has one plan, and each plan of a table one row, at least; the sweep has all."""
     found, seen = {}, set[up.Plan]()
     for name, row in rows.items():
         plans = [plan for plan in row.trains if SWEEP or plan not in seen] or row.trains[:1]

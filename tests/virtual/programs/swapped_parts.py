@@ -45,7 +45,7 @@ def main(many: str = "") -> None:
         )
 
     for plan in PARTS if many else PARTS[:1]:
-        for adam in (True, False) if plan is PARTS[0] else (True,):
+        for adam in (True, False) if many and plan is PARTS[0] else (True,):
             losses, peaks, weights = [], [], []
             for swap in (None, "memory", "disk"):
                 run = begun(plan, swap, adam)
