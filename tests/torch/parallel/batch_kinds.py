@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import crossed
 from parallel.outside_steps import DATA, LOSS, PIPELINE, TENSOR, ZERO3, by_hand, made, net, rows
 from parallel.plain_training import adamw, begun, same, seeded
 
@@ -123,7 +124,6 @@ def check_layouts_of_batches(folder: Path) -> None:
     wanted = by_hand(seeded(net))((x, y))
     wide = torch.stack([x, x], -1).flatten(1)[:, ::2]
     turned = torch.complex(x, -x).conj().imag  # with the bit that negates
-    for given in (x.t().contiguous().t(), wide, turned):
-        for plan in (DATA, ZERO3, TENSOR, PIPELINE):
-            run = made(plan)
-            assert abs(run.step(next(iter(run.shard([(given, y)])))) - wanted) < 1e-5, plan
+    for given, plan in crossed((x.t().contiguous().t(), wide, turned), (DATA, ZERO3, TENSOR, PIPELINE)):
+        run = made(plan)
+        assert abs(run.step(next(iter(run.shard([(given, y)])))) - wanted) < 1e-5, plan

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-from effort import SWEEP, swept
+from effort import SWEEP, crossed, swept
 from parallel import models
 from parallel.call_table import CONTEXT, POSITIONS, of_positions
 from parallel.model_table import PIPELINE, TENSOR
@@ -221,23 +221,23 @@ def late_forward(model: Any) -> None:
 def check_what_changes_after_parallelize(folder: Path) -> None:
     (batch,) = POSITIONS
     looks = list[int]()
-    for plan in (TENSOR, PIPELINE, CONTEXT):
-        for change, says in (
-            (late_module, '"fc2" is another module than parallelize got'),
-            (late_forward, '"fc1" has another forward than parallelize got'),
-            (late_hook, 'a hook of "fc1", registered since|"fc1" has a hook since parallelize'),
-            (lambda model: model.fc1.register_forward_hook(lambda *_: looks.append(1)), '"fc1" has a hook'),
-            (lambda model: model.register_forward_hook(lambda *_: None), '"Pair" has a hook since'),
-        ):
-            run = begun(plan, Pair, of_positions, sample=batch[0])
-            change(run.model)
-            (mine,) = run.shard([batch])
-            only_looks = plan is TENSOR and " a hook" in says and "registered" not in says
-            if only_looks or (plan is PIPELINE and '"fc1" has a hook' in says):  # a stage calls the module
-                run.step(mine)
-                continue
-            with pytest.raises((ValueError, RuntimeError), match=says):
-                run.step(mine)
+    changes = (
+        (late_module, '"fc2" is another module than parallelize got'),
+        (late_forward, '"fc1" has another forward than parallelize got'),
+        (late_hook, 'a hook of "fc1", registered since|"fc1" has a hook since parallelize'),
+        (lambda model: model.fc1.register_forward_hook(lambda *_: looks.append(1)), '"fc1" has a hook'),
+        (lambda model: model.register_forward_hook(lambda *_: None), '"Pair" has a hook since'),
+    )
+    for plan, (change, says) in crossed((TENSOR, PIPELINE, CONTEXT), changes):
+        run = begun(plan, Pair, of_positions, sample=batch[0])
+        change(run.model)
+        (mine,) = run.shard([batch])
+        only_looks = plan is TENSOR and " a hook" in says and "registered" not in says
+        if only_looks or (plan is PIPELINE and '"fc1" has a hook' in says):  # a stage calls the module
+            run.step(mine)
+            continue
+        with pytest.raises((ValueError, RuntimeError), match=says):
+            run.step(mine)
     assert looks
 
 

@@ -335,13 +335,10 @@ class Weighed(nn.Module):
 def check_parameters_of_a_loss(folder: Path) -> None:
     module, scale = Weighed(), torch.ones(4, requires_grad=True)
     wrong = (module, module.by_name, lambda o, y: module(o, y), lambda o, y: LOSS(o * scale, y))
-    for plan in (DATA, ZERO3, TENSOR):
-        for loss in wrong:
-            run = made(plan, loss=loss)
-            with pytest.raises(
-                ValueError, match=r"takes a tensor of its own that requires a gradient, \[4\]"
-            ):
-                run.step(next(iter(run.shard(rows()))))
+    for plan, loss in crossed((DATA, ZERO3, TENSOR), wrong):
+        run = made(plan, loss=loss)
+        with pytest.raises(ValueError, match=r"takes a tensor of its own that requires a gradient, \[4\]"):
+            run.step(next(iter(run.shard(rows()))))
     teacher = seeded(net)
 
     def distilled(output: Tensor, targets: Tensor) -> Tensor:
@@ -350,10 +347,9 @@ def check_parameters_of_a_loss(folder: Path) -> None:
         return LOSS(output, targets) + (output - taught).square().mean()
 
     module.requires_grad_(False)
-    for plan in (DATA, ZERO3, TENSOR):
-        for loss in (module, distilled):
-            run = made(plan, loss=loss)
-            run.step(next(iter(run.shard(rows()))))
+    for plan, loss in crossed((DATA, ZERO3, TENSOR), (module, distilled)):
+        run = made(plan, loss=loss)
+        run.step(next(iter(run.shard(rows()))))
 
 
 class Returns(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
+from effort import swept
 from parallel import models
 from parallel.plain_training import alone, sgd
 
@@ -136,17 +137,15 @@ def convolutions(k: int = 1, cut: Cut = plain) -> nn.Module:
 def check_every_axis(_folder: Path) -> None:
     two = {"data": 2, "tensor": 2}
     stages = {"pipeline": 2, "tensor": 2, "micro_batches": 2}
-    for make, given in (
-        (mixed, {"tensor": 4}),
-        (mixed, two),
+    usual = [
         (mixed, {**two, "zero": 3}),
         (mixed, {**two, "recompute": True, "micro_batches": 2}),
         (mixed, {"tensor": 4, "sequence": True}),
-        (mixed, stages),
         (mixed, {**stages, "schedule": "zb-h1"}),
-        (convolutions, {"tensor": 4}),
         (convolutions, two),
-    ):
+    ]
+    more = [(mixed, {"tensor": 4}), (mixed, two), (mixed, stages), (convolutions, {"tensor": 4})]
+    for make, given in swept(usual, more):
         compare(make, up.Plan(**given))
 
 
