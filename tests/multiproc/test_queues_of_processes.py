@@ -1,14 +1,13 @@
 """Queues between processes: every message in order and whole; readers that are slow, die, stop, join."""
 
-import os
-import subprocess
-import sys
+import functools
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from effort import HANG_S
+from python_runs import ran
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
@@ -26,20 +25,46 @@ ONE_HOST = pytest.mark.parametrize("per_host", ["0"])
 HOSTS = pytest.mark.parametrize("per_host", ["0", "1", "2"])
 
 
+TOGETHER = {3: ("holding", "sizes", "joins", "threads", "two", "closed"), 4: ("every", "latest")}
+"""Number of ranks -> what one job of them does, one after the other."""
+
+
 def outputs(mode: str, size: int, per_host: str = "0", code: int | None = 0, **environment: str) -> list[str]:
     """What the ranks print, without the launcher's prefixes. code: None: any."""
-    program = PROGRAMS / ("queue_losses.py" if mode in LOSSES else "queue_ranks.py")
-    command = [sys.executable, "-m", "unisono", "run", "--grace", "60", "-n", str(size), str(program), mode]
-    ended = subprocess.run(
-        command,
-        env={**os.environ, "UNISONO_RANKS_PER_HOST": per_host, **environment},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    if mode in TOGETHER.get(size, ()):
+        return together(size, per_host)[mode]
+    return [line for line in printed([mode], size, per_host, code, **environment) if line != f"mode {mode}"]
+
+
+@functools.cache
+def together(size: int, per_host: str) -> dict[str, list[str]]:
+    """By mode, what the ranks print in it."""
+    found: dict[str, list[str]] = {mode: [] for mode in TOGETHER[size]}
+    within: dict[str, str] = {}
+    for line in printed(TOGETHER[size], size, per_host, 0, prefix=True):
+        rank, _, text = line.partition("] ")
+        if text.startswith("mode "):
+            within[rank] = text.removeprefix("mode ")
+        else:
+            found[within[rank]].append(text)
+    return found
+
+
+def printed(
+    modes: Iterable[str],
+    size: int,
+    per_host: str,
+    code: int | None,
+    *,
+    prefix: bool = False,
+    **environment: str,
+) -> list[str]:
+    program = PROGRAMS / ("queue_losses.py" if {*modes} <= {*LOSSES} else "queue_ranks.py")
+    launch = ("-m", "unisono", "run", "--grace", "60", "-n", size)
+    ended = ran(*launch, program, *modes, UNISONO_RANKS_PER_HOST=per_host, **environment)
     assert code is None or ended.returncode == code, ended.stdout + ended.stderr
-    return [line.partition("] ")[2] for line in ended.stdout.splitlines() if line.startswith("[rank")]
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("[rank")]
+    return lines if prefix else [line.partition("] ")[2] for line in lines]
 
 
 @HOSTS

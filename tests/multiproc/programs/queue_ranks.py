@@ -292,4 +292,7 @@ def forked(group: Group) -> None:
 
 if __name__ == "__main__":
     with un.init_process_group() as world:
-        globals()[sys.argv[1]](world)
+        for mode in sys.argv[1:]:
+            print(f"mode {mode}", flush=True)
+            globals()[mode](world)
+            world.barrier()
