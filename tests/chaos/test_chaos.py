@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from effort import LONG
+from effort import LONG, times
 from python_runs import PATH, fine
 
 HERE = Path(__file__).resolve().parent
@@ -15,7 +15,9 @@ def run(*words: str) -> str:
 
 
 def test_random_faults_at_random_moments() -> None:
-    assert " 0 with a finding" in run(str(HERE / "faults.py"), "--cases", "8", "--seed", "7")
+    assert " 0 with a finding" in run(
+        str(HERE / "faults.py"), "--cases", str(times(usual=5, long=20)), "--seed", "7"
+    )
 
 
 @pytest.mark.hosts

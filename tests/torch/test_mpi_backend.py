@@ -15,9 +15,9 @@ PROGRAM = Path(__file__).resolve().parent / "programs" / "asks_for_a_backend.py"
 
 
 def test_a_program_for_mpi_runs_over_the_engine():
-    done = ran("-m", "unisono", "run", "--replace", "mpi", "-n", "3", PROGRAM, "mpi")
+    done = ran("-m", "unisono", "run", "--replace", "mpi", "-n", "2", PROGRAM, "mpi")
     assert done.returncode == 0, done.stderr
-    wanted = [f"[rank {rank}] mpi: 6 ProcessGroupUnisono" for rank in range(3)]
+    wanted = [f"[rank {rank}] mpi: 3 ProcessGroupUnisono" for rank in range(2)]
     assert sorted(done.stdout.splitlines()) == wanted
 
 
@@ -39,6 +39,6 @@ def test_ranks_of_mpiexec_meet_without_further_variables():
 
 
 def test_the_error_without_a_library():
-    done = ran("-m", "unisono", "run", "-n", "2", PROGRAM, "unisono-mpi")
+    done = ran("-m", "unisono", "run", "-n", "1", PROGRAM, "unisono-mpi")
     assert done.returncode != 0
     assert "backend 'mpi' is not available here" in done.stderr or "MPI knows 1 rank" in done.stderr

@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from checks.training import assert_close, assert_same_everywhere, mine, model, single, train
+from checks.training import assert_close, assert_same_everywhere, mine, model, single, train, train_with
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -71,13 +71,7 @@ def check_more_communication_hooks(rank, size):
             None, start_powerSGD_iter=2
         ),
     }
-    for hook, state in hooks.items():
-        net = model()
-        ddp = DistributedDataParallel(net)
-        ddp.register_comm_hook(state, hook)
-        train(ddp, *mine(rank, size))
-        assert_same_everywhere(net)
-        assert all(torch.isfinite(p).all() for p in net.parameters())
+    train_with(hooks, rank, size)
 
 
 def check_checkpoint_saved_by_some_and_loaded_by_others(rank, size):

@@ -108,18 +108,20 @@ def check_no_sync(rank, size):
     assert torch.allclose(net[0].weight.grad, whole[0].weight.grad, atol=1e-5)
 
 
-def check_communication_hooks(rank, size):
-    hooks = {
-        default_hooks.allreduce_hook: None,
-        default_hooks.fp16_compress_hook: None,
-        powerSGD_hook.powerSGD_hook: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2),
-    }
+def train_with(hooks, rank, size):
     for hook, state in hooks.items():
         net = model()
         ddp = DistributedDataParallel(net)
         ddp.register_comm_hook(state, hook)
         train(ddp, *mine(rank, size))
         assert_same_everywhere(net)
+        assert all(torch.isfinite(p).all() for p in net.parameters())
+
+
+def check_communication_hooks(rank, size):
+    power = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    hooks = {default_hooks.allreduce_hook: None, default_hooks.fp16_compress_hook: None}
+    train_with({**hooks, powerSGD_hook.powerSGD_hook: power}, rank, size)
 
 
 def check_uneven_inputs(rank, size):
