@@ -1,6 +1,6 @@
 """Random messages against the order rules of MPI: sources and tags named or any, contexts, any timing.
 
-    message_order.py --seed 5 --rounds 10000     so many rounds
+    message_order.py --seed 5 --cases 10000     so many rounds
 
 In a round every rank posts receives and sends in a random order, of both at once. Then it cancels the
 receives that nothing matched, and takes the messages that nobody wanted. Which receive got which message has
@@ -192,11 +192,11 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--cases", type=int, default=10_000)
     args = parser.parse_args()
     for per_host in (None, 1, 2):
-        play(args.seed, args.rounds // 3 + 1, per_host)
-    print(f"{args.rounds} rounds follow the rules")
+        play(args.seed, args.cases // 3 + 1, per_host)
+    print(f"{args.cases} rounds follow the rules")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ SEEDED = ("--seed", "1")
     ("program", "cases", "more", "says"),
     [
         ("codec_errors", times(usual=300, long=10_000), SEEDED, ""),
+        ("message_order", times(usual=150, long=10_000, sanitized=30), (), " rounds"),
         ("mismatches", times(usual=250, long=10_000, sanitized=100), ("--workers", "8"), " cases"),
         ("readers", times(usual=150, long=5000, sanitized=50), SEEDED, ""),
         ("shared_memory_messages", times(usual=30, long=1000, sanitized=10), SEEDED, " programs"),

@@ -2,8 +2,8 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,38 +33,29 @@ def outputs(mode: str, size: int, per_host: str = "0", code: int | None = 0, **e
     """What the ranks print, without the launcher's prefixes. code: None: any."""
     if mode in TOGETHER.get(size, ()):
         return together(size, per_host)[mode]
-    return [line for line in printed([mode], size, per_host, code, **environment) if line != f"mode {mode}"]
+    return job((mode,), size, per_host, code, **environment)[mode]
 
 
 @functools.cache
 def together(size: int, per_host: str) -> dict[str, list[str]]:
+    return job(TOGETHER[size], size, per_host, 0)
+
+
+def job(modes: tuple[str, ...], size: int, per_host: str, code: int | None, **environment: str) -> Any:
     """By mode, what the ranks print in it."""
-    found: dict[str, list[str]] = {mode: [] for mode in TOGETHER[size]}
-    within: dict[str, str] = {}
-    for line in printed(TOGETHER[size], size, per_host, 0, prefix=True):
-        rank, _, text = line.partition("] ")
-        if text.startswith("mode "):
-            within[rank] = text.removeprefix("mode ")
-        else:
-            found[within[rank]].append(text)
-    return found
-
-
-def printed(
-    modes: Iterable[str],
-    size: int,
-    per_host: str,
-    code: int | None,
-    *,
-    prefix: bool = False,
-    **environment: str,
-) -> list[str]:
     program = PROGRAMS / ("queue_losses.py" if {*modes} <= {*LOSSES} else "queue_ranks.py")
     launch = ("-m", "unisono", "run", "--grace", "60", "-n", size)
     ended = ran(*launch, program, *modes, UNISONO_RANKS_PER_HOST=per_host, **environment)
     assert code is None or ended.returncode == code, ended.stdout + ended.stderr
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("[rank")]
-    return lines if prefix else [line.partition("] ")[2] for line in lines]
+    found: dict[str, list[str]] = {mode: [] for mode in modes}
+    within: dict[str, str] = {}
+    for line in ended.stdout.splitlines():
+        rank, _, text = line.partition("] ")
+        if text.startswith("mode "):
+            within[rank] = text.removeprefix("mode ")
+        elif rank.startswith("[rank"):
+            found[within.get(rank, modes[0])].append(text)
+    return found
 
 
 @HOSTS

@@ -1,14 +1,11 @@
 """One-sided communication between processes: a sequential model, targets that do nothing, ranks that die."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from effort import HANG_S
+from python_runs import PATH, ran
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE / "programs" / "window_ranks.py"
@@ -16,16 +13,7 @@ PROGRAM = HERE / "programs" / "window_ranks.py"
 
 def outputs(mode: str, size: int, code: int = 0, **environment: str) -> list[str]:
     """What the ranks print, without the launcher's prefixes."""
-    command = [sys.executable, "-m", "unisono", "run", "-n", str(size), str(PROGRAM), mode]
-    paths = os.pathsep.join([str(HERE.parent / "support"), *sys.path])
-    ended = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": paths, **environment},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    ended = ran("-m", "unisono", "run", "-n", size, PROGRAM, mode, **PATH, **environment)
     assert ended.returncode == code, ended.stdout + ended.stderr
     return [line.partition("] ")[2] for line in ended.stdout.splitlines() if line.startswith("[rank")]
 

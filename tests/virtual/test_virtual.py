@@ -1,17 +1,15 @@
 """Virtual GPUs: what ranks see of them, the launcher's flags, memory, streams, the pytest plug-in."""
 
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from effort import HANG_S, cases, times
+from effort import cases, times
 from loops import each
 from ports import reserved
 from python_runs import ran
@@ -76,11 +74,7 @@ def test_ranks_see_what_a_program_says(machine: Any, ranks: int, program: Path, 
 @pytest.mark.skipif(bool(cuda.why_not()), reason=f"NOT RUN, a real GPU: {cuda.why_not()}")
 def test_a_real_gpu_is_like_a_gpu():
     with reserved() as port:
-        environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        command = [sys.executable, str(LIKE_A_GPU)]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=HANG_S, check=False, env=environ
-        )
+        done = ran(LIKE_A_GPU, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert "like a GPU" in done.stdout, done.stdout + done.stderr
 
 
@@ -125,11 +119,7 @@ def test_a_program_starts_its_other_rank(how: str):
     with reserved() as port:
         words = [str(CASES), "starts_its_ranks", str(port)]
         if how == "UNISONO_VIRTUAL_GPUS":  # a Python that has Unisono installed
-            environ = {**os.environ, how: "2"}
-            command = [sys.executable, *words]
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=HANG_S, check=False, env=environ
-            )
+            done = ran(*words, **{how: "2"})
         else:
             done = launched("-n", "1", "--virtual-gpus", "2", *words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -176,20 +166,10 @@ def test_flags_that_do_not_fit(words: tuple[str, ...], says: str):
 def test_the_plug_in_is_ready_before_pytorch(tmp_path: Path):
     (tmp_path / "conftest.py").write_text("import torch\n")
     shutil.copy(PROGRAMS / "plug_in_tests.py", tmp_path / "test_it.py")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--virtual-gpus",
-        "3",
-        str(tmp_path),
-    ]
+    words = ["-q", "-p", "no:cacheprovider", "--virtual-gpus", "3", tmp_path]
     if not importlib.metadata.entry_points(group="pytest11", name="unisono_virtual"):
-        command[3:3] = ["-p", "unisono.testing.plugin"]  # installed before there was one
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False, cwd=tmp_path)
+        words[:0] = ["-p", "unisono.testing.plugin"]  # installed before there was one
+    done = ran("-m", "pytest", *words, cwd=tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
