@@ -50,12 +50,7 @@ def test_rooted_and_scattering_reductions(size: int) -> None:
     def work(group: un.Group) -> None:
         for dtype, op in oracle.pairs():
             for numel in NUMELS:
-                for algorithm in ALGORITHMS["reduce"]:
-                    cases.reduce(group, dtype, op, algorithm, numel)
-                for algorithm in ALGORITHMS["reduce_scatter"]:
-                    cases.reduce_scatter(group, dtype, op, algorithm, numel, in_place=numel == 13)
-                for algorithm in ALGORITHMS["scan"]:
-                    cases.scans(group, dtype, op, algorithm, numel)
+                cases.reductions(group, dtype, op, numel, numel == 13)
 
     ranks.threads(size, work)
 
@@ -64,13 +59,7 @@ def test_rooted_and_scattering_reductions(size: int) -> None:
 def test_rooted_and_scattering_reductions_of_several_segments(size: int) -> None:
     def work(group: un.Group) -> None:
         for numel in (cases.SEGMENT_BYTES // 4 + 1, 2 * cases.SEGMENT_BYTES // 4 + 5):
-            for algorithm in ALGORITHMS["reduce"]:
-                cases.reduce(group, "float32", un.SUM, algorithm, numel)
-            for algorithm in ALGORITHMS["reduce_scatter"]:
-                cases.reduce_scatter(group, "float32", un.SUM, algorithm, numel, in_place=False)
-                cases.reduce_scatter(group, "float32", un.SUM, algorithm, numel, in_place=True)
-            for algorithm in ALGORITHMS["scan"]:
-                cases.scans(group, "float32", un.SUM, algorithm, numel)
+            cases.reductions(group, "float32", un.SUM, numel, False, True)
 
     ranks.threads(size, work)
 

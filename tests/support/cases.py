@@ -43,6 +43,17 @@ def scans(group: un.Group, dtype: str, op: un.ReduceOp, algorithm: str | None, n
         run(group, "exclusive_scan", numel, dtype, op, algorithm=algorithm)
 
 
+def reductions(group: un.Group, dtype: str, op: un.ReduceOp, numel: int, *in_place: bool) -> None:
+    """Rooted and scattering ones, by all algorithms. in_place: ways of reduce_scatter."""
+    for algorithm in ALGORITHMS["reduce"]:
+        reduce(group, dtype, op, algorithm, numel)
+    for algorithm in ALGORITHMS["reduce_scatter"]:
+        for way in in_place:
+            reduce_scatter(group, dtype, op, algorithm, numel, in_place=way)
+    for algorithm in ALGORITHMS["scan"]:
+        scans(group, dtype, op, algorithm, numel)
+
+
 def moves(group: un.Group, dtype: str, numel: int) -> None:
     """All collectives without reductions, with every algorithm."""
     last = group.size - 1

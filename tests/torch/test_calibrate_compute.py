@@ -2,22 +2,19 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from inside_planner import recall_compute
+from python_runs import ran
 from unisono.engine.environment import env
-
-COMMAND = [sys.executable, "-m", "unisono", "calibrate"]
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "XDG_CACHE_HOME": str(folder)}
-    environ.pop("UNISONO_CALIBRATION", None)  # the tests' own is "none"
-    return subprocess.run([*COMMAND, *words], env=environ, capture_output=True, text=True, check=False)
+    words = ("-m", "unisono", "calibrate", *words)
+    return ran(*words, XDG_CACHE_HOME=folder, UNISONO_CALIBRATION="")  # the tests' own is "none"
 
 
 def test_hosts_and_compute_are_two_things(tmp_path: Path) -> None:

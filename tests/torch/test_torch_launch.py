@@ -7,16 +7,10 @@ import pytest
 import suite
 from effort import LONG, cases, times
 from ports import reserved
-from python_runs import ran
+from python_runs import fine, ran
 
 EXAMPLE = suite.HERE.parents[1] / "examples" / "ddp.py"
 PROGRAMS = suite.HERE / "programs"
-
-
-def run(*arguments: str) -> str:
-    done = ran(*arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_a_new_port(forks: suite.Forks, tmp_path: Path):
@@ -28,7 +22,7 @@ def test_a_new_port(forks: suite.Forks, tmp_path: Path):
 @pytest.mark.skipif(not LONG, reason="takes long; make test-long runs it")
 def test_the_example_under_torchrun(tmp_path):
     arguments = ["--standalone", "--nproc-per-node", "2", str(EXAMPLE), "--epochs", "2"]
-    out = run("-m", "torch.distributed.run", *arguments, "--save", str(tmp_path / "net.pt"))
+    out = fine("-m", "torch.distributed.run", *arguments, "--save", str(tmp_path / "net.pt"))
     assert "epoch 1: loss" in out
     assert (tmp_path / "net.pt").exists()
 
@@ -39,7 +33,7 @@ def test_the_example_under_torchrun(tmp_path):
 def test_the_parent_shows_the_error_of_the_rank_that_failed(tmp_path, start, jobs):
     """Not the error of those that were waiting for it, whose processes must not end first."""
     program = str(PROGRAMS / "one_spawned_rank_fails.py")
-    assert "fine" in run(program, str(tmp_path), start, *jobs)
+    assert "fine" in fine(program, str(tmp_path), start, *jobs)
 
 
 def test_the_launcher_shows_our_error_where_pytorch_keeps_its_text_alone():
@@ -58,10 +52,10 @@ def test_the_launcher_shows_our_error_where_pytorch_keeps_its_text_alone():
 
 def test_a_callback_that_raises_at_the_end_ends_no_process():
     for _ in range(times(usual=1, long=20)):
-        run(str(PROGRAMS / "raises_at_the_end.py"))
+        fine(str(PROGRAMS / "raises_at_the_end.py"))
 
 
 def test_leaving_with_works_under_way_ends_no_process(tmp_path):
     """Their futures fail while the interpreter ends; PyTorch's C++ must not meet that on its own."""
     program = str(PROGRAMS / "leaves_with_works.py")
-    assert "fine" in run(program, str(tmp_path), str(times(usual=2, long=6)))
+    assert "fine" in fine(program, str(tmp_path), str(times(usual=2, long=6)))
