@@ -51,7 +51,8 @@ NIGHTLY_TIMEOUT_S = 3600
 ABOUT_TORCH = (HERE / "torch", HERE / "virtual")
 # These begin first, so that no worker is left with one of them when the others are done. The longest first.
 TAKE_LONG = (
-    "test_bugs.py", "test_parallel_features.py", "test_parallel_elastic.py", "test_groups_on_hosts.py",
+    "test_bugs.py", "test_parallel_features.py", "test_pytest_ranks.py", "test_parallel_elastic.py",
+    "test_groups_on_hosts.py",
     "test_torch_launch.py", "test_pytorch_suite.py", "test_bench_runs.py", "test_collectives.py",
     "test_chaos.py", "test_ranks_that_die.py", "test_planning.py", "test_replace.py", "test_pages.py",
     "test_survivors_on_hosts.py", "test_launch_endings.py", "test_checks.py", "test_parallel_compression.py",
