@@ -26,8 +26,7 @@ from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, state
 from .compression.reducer import CompressionCheckpoint
 from .costs.collectives import Link
 from .costs.forecast import ForecastCheck, StepForecast
-from .explained_errors import explained
-from .failures import RunFailures
+from .failures import RunFailures, explained
 from .generators import drawing, reseed, seed_of
 from .gradients import local, scale_
 from .layouts.shard import planned
@@ -64,13 +63,21 @@ from .pipeline.schedule import Schedule, Span, Timeline
 from .plan import Plan
 from .precision import LossScaler, UnitScales
 from .prediction import evaluating, joined, prediction, proved_schedule
-from .published import RunRanks, pieces_of
 from .replicated_parameters import ReplicatedParameters, mark_of
 from .sharded_parameters import own_units, reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
-from .weights import copy_weights, export, fused_layers, save_pretrained, weights_of, write_configuration
+from .weights import (
+    RunRanks,
+    copy_weights,
+    export,
+    fused_layers,
+    pieces_of,
+    save_pretrained,
+    weights_of,
+    write_configuration,
+)
 from .written_parameters import WrittenParameters, raise_written
 
 

@@ -22,9 +22,18 @@ from .backward import Refusal
 from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
-from .fused import can_split_heads, has_hooks
+from .fused import (
+    NO_SUM,
+    NOT_NAMED,
+    Hints,
+    Layer,
+    can_split_heads,
+    has_hooks,
+    is_product,
+    layer_of,
+    named_dim,
+)
 from .indices import Dim, Index, Segment, block, block_all, repeated, roots
-from .layers import NO_SUM, NOT_NAMED, Hints, Layer, is_product, layer_of, named_dim
 from .program import Graph, Node, refs
 from .rules import Rules
 from .sequence import settle
