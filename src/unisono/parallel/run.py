@@ -122,7 +122,11 @@ class Run:
         self.compression = None if isinstance(built.units, ParameterSwap) else built.units.compression
         self._named = built.named
         self._overflowed: list[bool] = []  # under unit scales: that of the loss, of each unit
-        self._scales = self._unit_scales(built) if plan.unit_scales else None
+        self._scales: UnitScales | None = None
+        if plan.unit_scales:
+            own = {*own_units(built.model, built.structure.units)}
+            units = {path: one for path, one in built.model.named_modules() if one in own}
+            self._scales = UnitScales(units, built.names, self.scaler)
         if self.compression is not None:
             scaler, scales = self.scaler, self._scales
             self.compression.scale = scales.scale_of if scales else lambda _: scaler.scale
@@ -728,11 +732,6 @@ class Run:
             beside = {name: thing for name, thing in (also or {}).items() if isinstance(thing, WeightAverage)}
             options["averages"] = {name: thing.tensors() for name, thing in beside.items()}
             yield RunState(root, self._named, buffers, self._optimizers, about, elsewhere, kept, **options)
-
-    def _unit_scales(self, built: ModelSetup) -> UnitScales:
-        own = {*own_units(built.model, built.structure.units)}
-        units = {path: one for path, one in built.model.named_modules() if one in own}
-        return UnitScales(units, built.names, self.scaler)
 
     # ---- one step ----
 
