@@ -67,11 +67,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages, in hundreds. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_400,
+    ("src/unisono/parallel",): 35_300,
     ("src/unisono/planner",): 5_300,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_200,
-    ("src", "csrc"): 132_200,
-    ("tests",): 86_100,
+    ("src", "csrc"): 132_100,
+    ("tests",): 86_200,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -147,6 +147,14 @@ def test_layers_are_balanced() -> None:
         assert all(count % 2 == 0 for count in layers)
 
 
+def test_many_layers_on_three_kinds_of_hosts_are_cut_in_larger_steps() -> None:
+    """More ways than are tried are no reason to leave pipelines out: 140 layers on three ranks once were."""
+    found = uneven_layers(((0,), (1,), (2,)), 1, 140)
+    assert 2_000 < len(found) <= 1 << 14
+    assert all(sum(layers) == 140 for layers in found)
+    assert (46, 46, 48) in found  # equal ones
+
+
 @each(
     "text, message",
     [

@@ -25,7 +25,7 @@ from .graph.program import Graph
 from .layouts.redistribute import Record, record
 from .layouts.shard import Sharded, shard, whole
 from .materialize import materialize
-from .metrics import Average, Progress
+from .metrics import EMA, Average, Progress
 from .optimizers import Parameters
 from .parallelize import parallelize
 from .pipeline.devices import Pipe
@@ -36,7 +36,6 @@ from .planning.planner import plan
 from .run import Run
 from .spill import Disk, Host
 from .swap import Swapped
-from .weight_average import EMA
 
 __all__ = [
     "EMA",

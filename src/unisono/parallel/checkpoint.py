@@ -134,8 +134,10 @@ class RunState:
         wanted |= {key: value for key, value in outer.items() if key in described.state_dict_metadata}
         averages = {key: it for key, it in self._averages.items() if key in described.state_dict_metadata}
         wanted |= {key: value for key, (name, value) in averages.items() if name not in moved}
+        saved = described.state_dict_metadata
         for name, _, _ in self._trained():
-            if name in moved or _was_frozen(described, name):
+            frozen = f"model.{name}" in saved and f"options.{name}" not in saved
+            if name in moved or frozen:
                 continue
             wanted[f"options.{name}"] = _room(described, f"options.{name}")
             wanted |= _moments(described, f"{moments_at}.{name}", self.value(self._named[name]))
@@ -321,12 +323,6 @@ def _room(described: Metadata, key: str) -> Tensor:
     if not isinstance(item, TensorStorageMetadata):
         raise ValueError(f"the checkpoint has no {key!r}: it is of another model, or no run saved it")
     return torch.empty(item.size, dtype=item.properties.dtype)
-
-
-def _was_frozen(described: Metadata, name: str) -> bool:
-    """Whether the run that was saved had this parameter and did not train it."""
-    saved = described.state_dict_metadata
-    return f"model.{name}" in saved and f"options.{name}" not in saved
 
 
 def _moments(described: Metadata, start: str, parameter: Tensor) -> dict[str, Tensor]:

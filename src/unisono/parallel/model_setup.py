@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unisono.torch_internals.training import persistent
 
 from .arguments import agree, check_model, same_everywhere
-from .experts.axis import ExpertAxis
+from .experts.layers import ExpertAxis
 from .experts.spread import ExpertCheck, spread
 from .generators import RngRegion
 from .gradients import TiedParameter, add_up, squared_norm, sums_of, ties_of

@@ -13,7 +13,7 @@ import os
 import sys
 import sysconfig
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -99,6 +99,7 @@ class ModuleSettings:
         self._kept: set[tuple[str, str]] = set()
         self._last: dict[tuple[str, str], Any] = {}
         self._changes: dict[tuple[str, str], int] = {}
+        self._sizes = Counter[tuple[str, str]]()  # how often the length of a long list or dict changed
         self._inside: list[_Snapshot] = []
         self._beyond: list[_Snapshot] = []
         self._key: frozenset[Any] | None = None
@@ -110,12 +111,18 @@ class ModuleSettings:
     def _follow(self) -> None:
         """Find the objects that attributes are now."""
         self._objects = [*_objects_in(self._seen)]
-        self._inside = [_Snapshot(held) for _, held in [*self._seen, *self._objects]]
+        every = [*self._seen, *self._objects]
+        self._inside = [_Snapshot(held, logs=self._logs_of(where)) for where, held in every]
 
     def _follow_outside(self) -> None:
         """Find what names lead to now."""
         self._outside = [*self._names.values()]
-        self._beyond = [_Snapshot(held, names) for _, held, names in self._outside]
+        self._beyond = [
+            _Snapshot(held, names, logs=self._logs_of(where)) for where, held, names in self._outside
+        ]
+
+    def _logs_of(self, where: str) -> set[str]:
+        return {leaf for (at, leaf), count in self._sizes.items() if at == where and count > COUNTS}
 
     def now(self) -> frozenset[Any]:
         """The settings as a key."""
@@ -130,6 +137,11 @@ class ModuleSettings:
 
     def _found(self) -> frozenset[Any]:
         found = dict(self._all())
+        for at, value in found.items() if self._last else ():
+            if isinstance(value, tuple) and len(value) > SMALL:
+                before = self._last.get(at)
+                self._sizes[at] += not isinstance(before, tuple) or len(before) != len(value)
+        found = {at: value for at, value in found.items() if self._sizes[at] <= COUNTS}
         if self._last:
             for at, value in found.items():
                 if type(value) in (int, float) and self._last.get(at, value) != value:
@@ -200,7 +212,7 @@ class ModuleSettings:
         """Set the attributes of a copy without values to those of this model."""
         copies = dict(shapes.model.named_modules())
         for where, held in self._objects:  # configurations
-            plain = {key: copy.deepcopy(it) for key, it in held.items() if is_plain(it)}
+            plain = {key: copy.deepcopy(it) for key, it in held.items() if is_plain(it) or is_long(it)}
             _parts_of(_thing_at(copies, where)).update(plain)
         for path, held in self._seen:
             module = copies.get(path)
@@ -208,7 +220,7 @@ class ModuleSettings:
             for leaf, value in [*held.items()] if module is not None else ():
                 if leaf in UNSEEN or (another and leaf.startswith("_")):
                     continue
-                if is_plain(value) or self._is_another((path, leaf), value):
+                if is_plain(value) or is_long(value) or self._is_another((path, leaf), value):
                     vars(module)[leaf] = copy.deepcopy(value)
                 elif isinstance(value, Tensor) and leaf in vars(module):
                     vars(module)[leaf] = shapes.blank(value)
@@ -235,15 +247,20 @@ class _Itself:
 
 
 class _Snapshot:
-    """The attributes of an object, or what a list or dict has, at some time: a change is seen fast."""
+    """The attributes of an object, or what a list or dict has, at some time: a change is seen fast.
 
-    def __init__(self, held: Any, chosen: Sequence[str] | None = None) -> None:
+    Args:
+        logs: names of lists and dicts whose contents do not count.
+    """
+
+    def __init__(self, held: Any, chosen: Sequence[str] | None = None, logs: Iterable[str] = ()) -> None:
         self._held, self._chosen = held, chosen
         self._names, self._values = self._named(), [*self._now()]
         names = self._names if isinstance(self._names, list) else range(self._names)
-        seen = [value for name, value in zip(names, self._values, strict=True) if name not in UNSEEN]
-        small = (value for value in seen if isinstance(value, (tuple, list, dict)) and is_small(value))
-        self._within = [_Snapshot(value) for value in small]
+        unseen = UNSEEN.union(logs)
+        seen = [value for name, value in zip(names, self._values, strict=True) if name not in unseen]
+        count = (value for value in seen if isinstance(value, (tuple, list, dict)))
+        self._within = [_Snapshot(value) for value in count if is_small(value) or is_long(value)]
         self._tensors = [(value, _plain(value)) for value in seen if isinstance(value, Tensor)]
 
     def _named(self) -> Any:
@@ -343,7 +360,9 @@ def _thing_at(modules: Mapping[str, nn.Module], where: str) -> Any:
 
 
 def _in_key(value: Any) -> Any:
-    """What a key has of an attribute; entries of a dict are attributes of their own."""
+    """What a key has of an attribute; entries of a small dict are attributes of their own."""
+    if is_long(value):
+        return tuple(value.items() if isinstance(value, dict) else value)
     return "dict" if isinstance(value, dict) else _plain(value)
 
 
@@ -371,11 +390,20 @@ AROUND: tuple[tuple[Any, str], ...] = (
     ((FunctionType, type(functools.cache(len))), "__wrapped__"),
 )  # what has a function, and where; others, such as modules that load others, are not asked
 SMALL, MOST = 32, 128  # entries of a list, and of a dict, whose contents count
+LONG = 4096  # numbers and texts in an attribute that is a list or dict; they count unless it is a log
 
 
 def is_small(value: tuple[Any, ...] | list[Any] | dict[Any, Any]) -> bool:
-    """Whether its contents count: it is no log or table that grows."""
+    """Whether its contents count, of whatever kind they are, also while it grows."""
     return len(value) <= (MOST if isinstance(value, dict) else SMALL)
+
+
+def is_long(value: Any) -> bool:
+    """Whether it has more entries, all of them numbers or texts. What grows again and again is a log."""
+    if not isinstance(value, (tuple, list, dict)) or is_small(value) or len(value) > LONG:
+        return False
+    entries = value.values() if isinstance(value, dict) else value
+    return all(isinstance(one, PLAIN) for one in entries)
 
 
 def is_plain(value: Any) -> bool:
@@ -520,5 +548,6 @@ def _leads(value: Any) -> bool:
 def _is_flag(value: Any) -> bool:
     """Whether a change of it shows in a key."""
     if isinstance(value, (tuple, list)):
-        return bool(value) and is_plain(value)
-    return isinstance(value, (*PLAIN, Iterator, Tensor)) and not isinstance(value, nn.Parameter)
+        return bool(value) and (is_plain(value) or is_long(value))
+    flag = isinstance(value, (*PLAIN, Iterator, Tensor)) and not isinstance(value, nn.Parameter)
+    return flag or is_long(value)

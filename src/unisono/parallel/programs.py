@@ -22,7 +22,7 @@ from .context.call import ContextError
 from .context.cut_parts import CutParts
 from .context.loss_numbers import LossNumbers
 from .context.program import ContextAxis, ContextProgram
-from .explained_errors import recorded_remedy
+from .failures import recorded_remedy
 from .graph.capture import CaptureError, Recorder, Shapes, call
 from .graph.containers import cast, strange_in, tensors_in
 from .graph.cut import Cut

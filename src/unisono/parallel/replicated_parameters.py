@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from unisono.torch_internals.training import copy_each_
 
 from .compression.reducer import Compression
-from .experts.axis import ExpertAxis
+from .experts.layers import ExpertAxis
 from .gradients import gradient, local
 from .mesh import PlanMesh
 

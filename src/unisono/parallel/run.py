@@ -26,8 +26,7 @@ from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, state
 from .compression.reducer import CompressionCheckpoint
 from .costs.collectives import Link
 from .costs.forecast import ForecastCheck, StepForecast
-from .explained_errors import explained
-from .failures import RunFailures
+from .failures import RunFailures, explained
 from .generators import drawing, reseed, seed_of
 from .gradients import local, scale_
 from .layouts.shard import planned
@@ -64,13 +63,21 @@ from .pipeline.schedule import Schedule, Span, Timeline
 from .plan import Plan
 from .precision import LossScaler, UnitScales
 from .prediction import evaluating, joined, prediction, proved_schedule
-from .published import RunRanks, pieces_of
 from .replicated_parameters import ReplicatedParameters, mark_of
 from .sharded_parameters import own_units, reshard
 from .step_trace import CommunicationReport, StepTrace, write_trace
 from .step_trace import trace_step as watching
 from .swap import ParameterSwap
-from .weights import copy_weights, export, fused_layers, save_pretrained, weights_of, write_configuration
+from .weights import (
+    RunRanks,
+    copy_weights,
+    export,
+    fused_layers,
+    pieces_of,
+    save_pretrained,
+    weights_of,
+    write_configuration,
+)
 from .written_parameters import WrittenParameters, raise_written
 
 
@@ -115,7 +122,11 @@ class Run:
         self.compression = None if isinstance(built.units, ParameterSwap) else built.units.compression
         self._named = built.named
         self._overflowed: list[bool] = []  # under unit scales: that of the loss, of each unit
-        self._scales = self._unit_scales(built) if plan.unit_scales else None
+        self._scales: UnitScales | None = None
+        if plan.unit_scales:
+            own = {*own_units(built.model, built.structure.units)}
+            units = {path: one for path, one in built.model.named_modules() if one in own}
+            self._scales = UnitScales(units, built.names, self.scaler)
         if self.compression is not None:
             scaler, scales = self.scaler, self._scales
             self.compression.scale = scales.scale_of if scales else lambda _: scaler.scale
@@ -721,11 +732,6 @@ class Run:
             beside = {name: thing for name, thing in (also or {}).items() if isinstance(thing, WeightAverage)}
             options["averages"] = {name: thing.tensors() for name, thing in beside.items()}
             yield RunState(root, self._named, buffers, self._optimizers, about, elsewhere, kept, **options)
-
-    def _unit_scales(self, built: ModelSetup) -> UnitScales:
-        own = {*own_units(built.model, built.structure.units)}
-        units = {path: one for path, one in built.model.named_modules() if one in own}
-        return UnitScales(units, built.names, self.scaler)
 
     # ---- one step ----
 

@@ -33,7 +33,7 @@ from unisono.torch_internals import fsdp, training
 
 from .compression.reducer import Compression
 from .compression.sharded_reduction import compress_units
-from .experts.axis import ExpertAxis
+from .experts.layers import ExpertAxis
 from .gradients import local
 from .graph.capture import STATE
 from .graph.containers import tensors_in

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from unisono.torch.control_data import gather_on_rank_0, on_rank_0
 
 from .costs.collectives import Link
-from .experts.axis import ExpertAxis
+from .experts.layers import ExpertAxis
 from .mesh import PlanMesh
 
 Result = TypeVar("Result")

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from .graph.capture import call
-from .graph.fused import has_hooks
-from .graph.layers import KINDS
+from .graph.fused import KINDS, has_hooks
 
 # of `transformers`
 GIVE_LOGITS = ("GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")

@@ -5,7 +5,7 @@ plain tensor; nothing else in the model changes. Where a cut begins, the gradien
 ranks; where it ends, the output is (Megatron-LM, arXiv:1909.08053). Under Plan(sequence=True) the values
 between cuts are cut along the sequence: the moves of a module say what it gathers, and what it scatters.
 
-Moves between ranks are at the slots of the recorded calls (see graph/call_structure.py). Another structure of
+Moves between ranks are at the slots of the recorded calls (see graph/containers.py). Another structure of
 a call, or another number of calls, raises before the module moves anything.
 """
 
@@ -28,8 +28,7 @@ from unisono.torch_internals.training import is_compiled, module_at, uncompile
 
 from . import tensor_moves
 from .generators import RngRegion
-from .graph.call_structure import CallStructure, RecordedCalls, argument_names, given_by, returned_by
-from .graph.containers import tensors_in
+from .graph.containers import CallStructure, RecordedCalls, argument_names, given_by, returned_by, tensors_in
 from .graph.cut import Cut, ModuleMove
 from .graph.fused import split_
 from .graph.local_model import ModuleMoves, keep_parts

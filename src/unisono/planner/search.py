@@ -200,7 +200,8 @@ MOST_WAYS = 1 << 14
 def uneven_layers(blocks: tuple[tuple[int, ...], ...], unit: int, layers: int) -> tuple[tuple[int, ...], ...]:
     """The layers of the ranks of a pipeline that are tried, in multiples of `unit` (interleaved stages).
 
-    `blocks` are the kinds of hosts of each rank. A rank on several kinds has as many as the one before.
+    `blocks` are the kinds of hosts of each rank. A rank on several kinds has as many as the one before. Where
+    there are more than `MOST_WAYS`, multiples of a larger step are tried beside equal ones.
     Example: uneven_layers(((0,), (1,)), 1, 3) == ((1, 2), (2, 1)).
     """
     kinds: list[tuple[int, ...]] = []
@@ -211,10 +212,10 @@ def uneven_layers(blocks: tuple[tuple[int, ...], ...], unit: int, layers: int) -
     if layers % unit:
         return ()
     units, found = layers // unit, set()
-    most = [range(1, units // count + 1) for count in counts[:-1]]
+    ways, equal = math.prod(units // count for count in counts[:-1]), units // len(kinds)
+    step = max(1, math.ceil((ways / MOST_WAYS) ** (1 / max(1, len(counts) - 1))))
+    most = [range(equal % step or step, units // count + 1, step) for count in counts[:-1]]
     tails = range(MOST_TAIL + 1 if len(counts) < MOST_KINDS else 1)
-    if math.prod(map(len, most)) > MOST_WAYS:
-        return ()
     for given, tail in itertools.product(itertools.product(*most), tails):
         rest = units + tail - sum(one * count for one, count in zip(given, counts, strict=False))
         if rest < counts[-1]:

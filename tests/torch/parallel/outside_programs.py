@@ -194,6 +194,39 @@ def check_counters_end_new_recordings(folder: Path) -> None:
         assert max(runs) <= 1, (plan, calls)  # a step runs the model, and records nothing
 
 
+class Rates(Text):
+    """Scales by an entry of a long list and of a long dict, and has a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates, self.named, self.log = [1.0] * 40, {str(n): 1.0 for n in range(200)}, list[float]()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) * self.rates[39] * self.named["199"]
+
+
+def check_long_lists_and_dicts_are_followed(folder: Path) -> None:
+    """Their entries once were those of the recording for good. A log, which grows, is no reason to record."""
+
+    def losses(plan: up.Plan) -> list[float]:
+        run = begun(plan, Rates, of_positions, optimizer=plain_sgd, sample=TEXTS)
+        found = []
+        for number in range(4):
+            run.model.rates[39], run.model.named["199"] = 1.0 - 0.1 * number, 1.0 + 0.2 * number
+            found += [run.step(batch) for batch in run.shard([(TEXTS, TEXTS)])]
+        return found
+
+    wanted = losses(up.Plan(data=2))
+    for plan in AXES[1:]:
+        torch.testing.assert_close(losses(plan), wanted, rtol=1e-4, atol=1e-5, msg=str(plan))
+    model, keys = Rates(), list[Any]()
+    settings = program_state.ModuleSettings(model, counters=True)
+    for number in range(60):
+        model.log.append(float(number))
+        keys.append(settings.now())
+    assert keys[-1] == keys[-10]
+
+
 def check_a_module_called_by_itself(folder: Path) -> None:
     batch = models.vector_batches(1, 8)[0]
     run = begun(TENSOR, Pair, sample=batch[0])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from unisono.parallel.costs.host_prices import phase_seconds
+from unisono.parallel.costs.step_parts import phase_seconds
 
 
 def mean_of_ranks(values: Iterable[float]) -> tuple[float, ...]:

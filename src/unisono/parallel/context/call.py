@@ -16,8 +16,7 @@ from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.program import Graph, Node, Ref, writes_of
 from unisono.parallel.tensor_moves import TensorAxis, move
 
-from .exchange import gathered
-from .layout import LayoutError, SequenceDim
+from .layout import LayoutError, SequenceDim, gathered
 
 Run = Callable[..., Any]
 

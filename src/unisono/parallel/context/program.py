@@ -43,8 +43,7 @@ from unisono.parallel.tensor_moves import TensorAxis
 
 from .call import ContextError, RuleCall, label_of, refusal, warn_of
 from .cut_parts import CutParts
-from .exchange import gathered, move, take, whole
-from .layout import LayoutError, PositionSpan, SequenceDim, local_shape
+from .layout import LayoutError, PositionSpan, SequenceDim, gathered, local_shape, move, take, whole
 from .rules import ATTENTION, WholeMemory, on_all, run_rule
 
 STATE = ("parameter", "buffer")

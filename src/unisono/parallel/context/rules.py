@@ -27,8 +27,7 @@ from unisono.parallel.graph.rules import ALONG, Rules, slice_of
 
 from .attention import Attention, attend, heads_are_cheaper
 from .call import RuleCall
-from .exchange import take
-from .layout import LayoutError, PositionSpan, SequenceDim, local_shape, viewed
+from .layout import LayoutError, PositionSpan, SequenceDim, local_shape, take, viewed
 
 ATTENTION = "unisono.attention"
 

@@ -33,10 +33,18 @@ from unisono.torch_internals.training import module_at
 
 from .collectives import SpreadExperts, attention_exchange, expert_exchanges
 from .forecast import StepForecast
-from .host_prices import HostPricing, ModelTrial, should_try, source_of
 from .operators import OperatorPrices, TracedOperator
 from .parameter_work import compressed_gradients
-from .step_parts import ADAM_OPERATORS, ParameterSizes, StageStarts, StepParts
+from .step_parts import (
+    ADAM_OPERATORS,
+    HostPricing,
+    ModelTrial,
+    ParameterSizes,
+    StageStarts,
+    StepParts,
+    should_try,
+    source_of,
+)
 from .step_time import collective_calls, step_forecast
 from .task import TrainingTask
 from .trace import NO_UNIT, TracedStep, trace_step, trace_update

@@ -1,25 +1,50 @@
-"""What is needed to price a step under a plan: where its stages begin, and what it costs."""
+"""What is needed to price a step under a plan: where its stages begin, what it costs, on which hosts.
+
+Prices of operators do not see what a forward does between them, such as the wrappers that a library puts
+around its modules. In a small model that is a third of a step. A few steps of few rows show it: it does not
+grow with them.
+"""
 
 from __future__ import annotations
 
 import bisect
+import random
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
 
 from unisono.errors import UnfitError
+from unisono.parallel.arguments import two
+from unisono.parallel.batches import cut_rows
+from unisono.parallel.graph.capture import call
+from unisono.parallel.graph.containers import tensors_in
+from unisono.parallel.graph.shapes import model_copy
+from unisono.parallel.loss_weights import own_loss
+from unisono.parallel.optimizers import Parameters
 from unisono.parallel.replicated_parameters import BUCKET_BYTES
 from unisono.planner.choice_page import PricedCollective
+
+from .collectives import CollectiveCosts, LinkCosts, RankGroups
+from .operators import OperatorPrices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from unisono.codecs.codec import Codec
+    from unisono.engine.costs.machine import MachineCalibration
     from unisono.parallel.graph.stage_program import StageProgram
     from unisono.parallel.plan import Plan
-    from unisono.planner.compute_calibration import RuntimeCosts, SharedSteps
+    from unisono.planner.compute_calibration import ComputeCalibration, RuntimeCosts, SharedSteps
+    from unisono.planner.hardware import Hardware
 
     from .collectives import Collectives, PricedExchange, RankGroups
-    from .operators import OperatorPrices
+    from .operators import OperatorPrices, TracedOperator
+    from .task import TrainingTask
     from .trace import ModuleCall, TracedMove, TracedStep
 
 
@@ -154,3 +179,190 @@ class StepParts:
                 nbytes = move.nbytes / plan.context
                 taken = self.host.collectives.seconds(move.collective, members, nbytes)
                 yield move, PricedCollective(move.collective, "tensor", len(members), nbytes, 1.0, taken)
+
+
+@dataclass
+class HostPricing:
+    """Prices of the jobs that one predictor is asked about; each is made once."""
+
+    _compute: ComputeCalibration
+    _machine: MachineCalibration
+    _hardware: Sequence[Hardware]  # of each host, whose links count in place of the machine's
+    _own_device: bool  # each rank computes on a device of its own
+    _trial: ModelTrial | None  # of the model, if it is tried
+    _trace: Callable[[int], Sequence[TracedOperator]]  # the operators of a step of so many rows
+    _known: dict[tuple[tuple[int, ...], str], HostPrices] = field(default_factory=dict)
+    _overheads: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def of(self, hosts: tuple[int, ...], plan: Plan, *, cut: bool) -> HostPrices:
+        """Prices on such hosts, under a plan that may have ranks wait for each other within a step.
+
+        Args:
+            cut: the tensor axis cuts some module, so that its ranks wait.
+        """
+        kind = "cut_scale" if cut else "stage_scale" if plan.pipeline > 1 else "scale"
+        if (hosts, kind) not in self._known:
+            here = 1 if self._own_device else max(map(hosts.count, hosts))
+            costs, factor, crowd = self._compute.of(here)
+            shared = self._compute.together(here)
+            collectives, reductions = (
+                LinkCosts(self._hardware, hosts)
+                if self._hardware
+                else CollectiveCosts(self._machine, hosts, turn_s)
+                for turn_s in (shared.turn_s, 0.0)
+            )
+            operators = OperatorPrices(costs, factor * getattr(shared, kind), self._overhead(here))
+            groups = RankGroups(hosts, reductions, [id(each) for each in self._hardware])
+            self._known[hosts, kind] = HostPrices(collectives, reductions, operators, crowd, shared, groups)
+        return self._known[hosts, kind]
+
+    def swap_rate(self, plan: Plan) -> float:
+        """Bytes per second between a rank and where it swaps, on the slowest of the hosts.
+
+        Raises:
+            ValueError: the plan swaps, and a hardware file says nothing about its host.
+        """
+        silent = [each.name for each in self._hardware if each.host is None]
+        if plan.swap is not None and silent:
+            raise UnfitError(f"swap={plan.swap!r}: the file of {silent[0]} has no [host] with a rate")
+        rates = [each.host.bytes_per_s for each in self._hardware if each.host is not None]
+        return min(rates, default=self._machine.copy.memory)
+
+    def _overhead(self, here: int) -> dict[str, float]:
+        """What the model's own Python adds to an operator, by phase, with so many ranks on a host."""
+        if self._trial is None:
+            return {}
+        threads = max(1, self._compute.cores // here)
+        if threads not in self._overheads:
+            costs, factor, _ = self._compute.of(here)
+            self._overheads[threads] = self._trial.overhead(
+                self._trace, OperatorPrices(costs, factor), threads
+            )
+        return self._overheads[threads]
+
+
+def source_of(compute: ComputeCalibration, hardware: Sequence[Hardware], *, own_device: bool) -> str:
+    """Where the costs of operators are from, that were given."""
+    if hardware:
+        return f"a roofline of {names_of(hardware)}"
+    if not own_device:
+        return "given"
+    measured = all(each.launch_s is not None for each in compute.settings)
+    return "measured on this device" if measured else "a roofline of this device"
+
+
+def names_of(hardware: Sequence[Hardware]) -> str:
+    """Each name once."""
+    return " and ".join(dict.fromkeys(each.name for each in hardware))
+
+
+# ---- the model's own Python ----
+
+LIMIT_BYTES = 100 << 20
+"""Of parameters: a larger model has steps whose operators take most."""
+
+MOST_SECONDS = 0.005
+"""Of a forward: fewer rows are tried where it would take more."""
+
+WARM, ROUNDS = 2, 5
+PHASES = ("forward", "backward", "update")
+
+
+class ModelTrial:
+    """What can be tried of a model.
+
+    Args:
+        task: whose model and batch have values, on the CPU. Without an optimizer no update is tried.
+        output: of the model -> what the loss takes.
+    Attributes:
+        problem: why the model did not run; "": it did.
+    """
+
+    def __init__(self, task: TrainingTask, output: Callable[[Any], Any]) -> None:
+        self._task, self._output = task, output
+        self.problem = ""
+
+    def overhead(
+        self, trace: Callable[[int], Sequence[TracedOperator]], prices: OperatorPrices, threads: int
+    ) -> dict[str, float]:
+        """Seconds of an operator beside its price, by phase, also less; {}: the model does not run so.
+
+        Args:
+            trace: the operators of a step of so many rows.  threads: with which these prices were measured.
+        """
+        rows = self._task.rows
+        while (said := _priced(trace(rows), prices))["forward"][0] > MOST_SECONDS and rows > 1:
+            rows //= 2
+        took = self._passes(rows, threads)
+        if took is None:
+            return {}
+        return {
+            phase: (measured - said[phase][0]) / max(1, said[phase][1])
+            for phase, measured in zip(PHASES, took, strict=True)
+        }
+
+    def _passes(self, rows: int, threads: int) -> tuple[float, ...] | None:
+        """The least seconds of each phase of a copy's steps; None: it does not run.
+
+        Generators of random numbers have their state again after it.
+        """
+        before = torch.get_num_threads(), torch.get_rng_state(), random.getstate(), np.random.get_state()
+        torch.set_num_threads(min(threads, before[0]))
+        alone = torch.get_num_threads() == 1  # then other ranks may wait on this core
+        clock = time.thread_time if alone else time.perf_counter
+        try:
+            task = self._task
+            model, loss = model_copy((task.model, task.loss or own_loss))
+            trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+            made: Any = [] if task.optimizer is None else task.optimizer(Parameters(trained))
+            optimizers = made if isinstance(made, (list, tuple)) else [made]
+            parameters = [*trained.values()]
+            inputs, targets = two(cut_rows(task.sample, 0, rows), own_loss=task.own_loss)
+            found = []
+
+            def forward() -> torch.Tensor:
+                value = loss(self._output(call(model, inputs)), targets)
+                scalar: torch.Tensor = value[0] if isinstance(value, tuple) else value
+                return scalar
+
+            with torch.enable_grad():
+                for _ in range(WARM + ROUNDS):
+                    found.append(phase_seconds(forward, parameters, optimizers, clock))
+                    model.zero_grad()
+        except Exception as error:  # noqa: BLE001  no plan depends on it; where it trains, it comes again
+            self.problem = f"{type(error).__name__}: {error}"
+            return None
+        finally:
+            torch.set_num_threads(before[0])
+            torch.set_rng_state(before[1])
+            random.setstate(before[2])
+            np.random.set_state(before[3])
+        return tuple(min(column) for column in zip(*found[WARM:], strict=True))
+
+
+def phase_seconds(
+    forward: Callable[[], torch.Tensor], parameters: Sequence[nn.Parameter], optimizers: Sequence[Any],
+    clock: Callable[[], float],
+) -> tuple[float, float, float]:  # fmt: skip
+    """Of a step: the model with its loss, the gradients of these parameters, and the update."""
+    began = clock()
+    value = forward()
+    ran = clock()
+    value.backward(inputs=parameters)  # type: ignore[no-untyped-call]  # not those that the loss may have
+    back = clock()
+    for each in optimizers:
+        each.step()
+    return ran - began, back - ran, clock() - back
+
+
+def should_try(model: nn.Module, batch: Any) -> bool:
+    """Whether the model is small, and it and the batch have values on the CPU."""
+    held = [*model.parameters(), *model.buffers(), *tensors_in(batch)]
+    plain = all(type(v) in (torch.Tensor, nn.Parameter) and v.device.type == "cpu" for v in held)
+    return plain and sum(v.nbytes for v in held) < LIMIT_BYTES
+
+
+def _priced(operators: Sequence[TracedOperator], prices: OperatorPrices) -> dict[str, tuple[float, int]]:
+    """Of each phase: the seconds of its operators, and how many they are."""
+    every = {phase: [each for each in operators if each.phase == phase] for phase in PHASES}
+    return {phase: (sum(map(prices.seconds, each)), len(each)) for phase, each in every.items()}

@@ -161,7 +161,8 @@ class TrainingTask:
 
         A BatchNorm moves its statistics in the first forward only: see unit_hooks.py.
         """
-        norms = {path: module for path, module in self.model.named_modules() if _counts_rows(module)}
+        batch_norms = ((path, one) for path, one in self.model.named_modules() if isinstance(one, BATCH_NORM))
+        norms = {path: one for path, one in batch_norms if one.track_running_stats and one.training}
         apart = {path for path, module in norms.items() if statistics_stand_apart(module)}
         if len(apart) < len(norms):
             return f"{next(path for path in norms if path not in apart)}.running_mean"
@@ -209,8 +210,3 @@ class TrainingTask:
     def parameters(self) -> int:
         """How many there are."""
         return sum(value.numel() for value in self.model.parameters())
-
-
-def _counts_rows(module: nn.Module) -> bool:
-    """Whether it is a BatchNorm that keeps averages of what it sees."""
-    return isinstance(module, BATCH_NORM) and module.track_running_stats and module.training

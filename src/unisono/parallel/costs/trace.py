@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from unisono.parallel.explained_errors import is_ours
+from unisono.parallel.failures import is_ours
 from unisono.parallel.generators import RngRegion
 from unisono.parallel.graph.capture import CaptureError, Shapes, call
 from unisono.parallel.graph.containers import cast, tensors_in

@@ -38,8 +38,7 @@ from unisono.parallel.structure import identity
 from unisono.parallel.unit_hooks import own_memory
 from unisono.torch_internals.training import module_at
 
-from .axis import ExpertAxis
-from .layers import ExpertLayer, caller_of, expert_layers
+from .layers import ExpertAxis, ExpertLayer, caller_of, expert_layers
 
 
 def spread(

@@ -28,8 +28,7 @@ from torch.overrides import TorchFunctionMode
 from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
 from unisono.torch_internals.training import module_at
 
-from .call_structure import argument_names, slots_in, slots_of_call
-from .containers import mapped, numbers_of, tensors_in
+from .containers import argument_names, mapped, numbers_of, slots_in, slots_of_call, tensors_in
 from .noted_call import ATTENTION, FUNCTION, PartsOp, bound, calls_told, check_at, left_in_parts, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value, flops_of
 from .shapes import CaptureError, Shapes, check_collective

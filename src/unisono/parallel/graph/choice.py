@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from typing import Any
 
 from torch import nn
 
@@ -22,9 +21,18 @@ from .backward import Refusal
 from .capture import STATE
 from .containers import tensors_in
 from .cut import Cut
-from .fused import can_split_heads, has_hooks
+from .fused import (
+    NO_SUM,
+    NOT_NAMED,
+    Hints,
+    Layer,
+    can_split_heads,
+    has_hooks,
+    is_product,
+    layer_of,
+    named_dim,
+)
 from .indices import Dim, Index, Segment, block, block_all, repeated, roots
-from .layers import NO_SUM, NOT_NAMED, Hints, Layer, is_product, layer_of, named_dim
 from .program import Graph, Node, refs
 from .rules import Rules
 from .sequence import settle
@@ -361,8 +369,10 @@ class SplitChoice:
         """Layers that would have to be several: their output is split. Path -> output features of each."""
         found: dict[str, list[int]] = {}
         for path, module in self.modules.items():
-            if can_split_heads(module) and self.runs(path) and self._splits(module):
-                found[path] = []
+            if can_split_heads(module) and self.runs(path) and module.num_heads % self.parts == 0:
+                names = [self._first[id(parameter)] for parameter in module.parameters()]
+                if all(len(self._owners[name]) == 1 for name in names):  # its parameters are its own
+                    found[path] = []
             layer = layer_of(module)
             if (
                 layer is None
@@ -385,9 +395,3 @@ class SplitChoice:
                     edges = [0, *bounds, size]
                     found[path] = [stop - first for first, stop in itertools.pairwise(edges)]
         return found
-
-    def _splits(self, module: Any) -> bool:
-        """Whether the heads of an nn.MultiheadAttention divide, and its parameters are its own."""
-        names = [self._first[id(parameter)] for parameter in module.parameters()]
-        own = all(len(self._owners[name]) == 1 for name in names)
-        return bool(own and module.num_heads % self.parts == 0)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from .call_structure import RecordedCalls, Slot
+from .containers import RecordedCalls, Slot
 from .shapes import CaptureError
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.fake import is_fake, memory_of
 
-from .call_structure import CallStructure, Slot, shown, slots_in
+from .containers import CallStructure, Slot, shown, slots_in
 from .noted_call import ModuleOp
 from .program import Frame, Graph, Node, Ref, Value, template
 

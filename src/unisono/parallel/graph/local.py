@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call_structure import Slot
 from .capture import CaptureError, Shapes
 from .choice import SplitChoice
-from .containers import mapped
+from .containers import Slot, mapped
 from .local_model import LocalModel, ProgramMismatch, groups_of_part, slice_bounds
 from .program import Frame, Graph, Node, Ref, refs
 from .rules import GROUP_NORM, slice_of

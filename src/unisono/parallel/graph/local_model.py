@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import module_at
 
-from .call_structure import RecordedCalls, argument_names, given_by, returned_by, with_changed
 from .capture import Recorder
 from .choice import SplitChoice
+from .containers import RecordedCalls, argument_names, given_by, returned_by, with_changed
 from .cut import Cut, ModuleMove, Moves, Sizes
 from .fused import like
 from .indices import size_of

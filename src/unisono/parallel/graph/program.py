@@ -19,8 +19,7 @@ from torch import Tensor
 
 from unisono.torch_internals.fake import arguments_of
 
-from .call_structure import Slot, slots_in
-from .containers import PLAIN, mapped, tensors_in
+from .containers import PLAIN, Slot, mapped, slots_in, tensors_in
 
 HOOKS = ("register_hook", "register_multi_grad_hook")  # functions whose effect no operator shows
 

@@ -15,8 +15,7 @@ from unisono.torch_internals.training import module_at
 from .capture import CaptureError, Recorder, Shapes
 from .choice import SplitChoice
 from .cut import Cut
-from .fused import Split, split_
-from .layers import NO_SUM, NOT_NAMED, Hints, layer_of, of_parts
+from .fused import NO_SUM, NOT_NAMED, Hints, Split, layer_of, of_parts, split_
 from .local import compare
 from .local_model import ProgramMismatch
 from .program import Node

@@ -258,11 +258,6 @@ def _select(rules: Rules, node: Node, why: str) -> list[Dims | None]:
     return [came[:at] + came[at + 1 :]]
 
 
-def _unbind(rules: Rules, node: Node, why: str) -> list[Dims | None]:
-    (dims,) = _select(rules, node, why)
-    return [dims for _ in node.outputs]
-
-
 def _part(dim: Dim, first: int, stop: int, why: str) -> Dim:
     """Elements [first, stop) of a dim: all, whole segments, or what blocks it."""
     size = size_of(dim)
@@ -590,7 +585,7 @@ RULES: dict[str, Rule] = {
     "aten.expand": _expand,
     **dict.fromkeys(("aten.permute", "aten.transpose", "aten.t", "aten.transpose_", "aten.t_"), _permute),
     "aten.select": _select,
-    "aten.unbind": _unbind,
+    "aten.unbind": lambda rules, node, why: _select(rules, node, why) * len(node.outputs),
     "aten.slice": _slice,
     **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk"), _split),
     "aten.cat": _cat,

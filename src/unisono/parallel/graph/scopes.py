@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .call_structure import Slot
+from .containers import Slot
 from .program import Frame, Graph, Node, refs, writes_of
 
 Place = tuple[str, bool, Slot]  # of a module, in or out, where

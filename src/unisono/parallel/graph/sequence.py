@@ -343,7 +343,8 @@ def check_draws(choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions |
     for node in graph.nodes:
         for event in events.get(node.number, ()):
             own = event == "begin"
-        if node.name in DRAWS or _drops(node):
+        attention = node.name.startswith("aten._scaled_dot_product")
+        if node.name in DRAWS or (attention and drops(node.op, node.args, node.named)):
             here = {index for number in node.made for index in choice.cuts(number)}
             here |= {index for ref in refs(node.args) for index in choice.cuts(ref.value)}
             numbers = [scopes.at(node, n) for n in node.taken]
@@ -365,8 +366,3 @@ def check_draws(choice: Chosen, cut: Cut, scopes: Scopes, positions: Positions |
                 index = choice.first(here or choice.chosen)
                 why = f"random numbers are drawn for whole values beside cut ones, at {node.line}"
                 raise Refusal(index, why)
-
-
-def _drops(node: Node) -> bool:
-    """Whether it is attention with dropout."""
-    return node.name.startswith("aten._scaled_dot_product") and drops(node.op, node.args, node.named)

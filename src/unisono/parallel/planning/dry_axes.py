@@ -23,9 +23,8 @@ from unisono.codecs.codec import Codec
 from unisono.errors import UnfitError
 from unisono.parallel.compression.compression_state import CompressionState
 from unisono.parallel.compression.exchange_queue import length
-from unisono.parallel.experts.axis import ExpertAxis
 from unisono.parallel.experts.exchange import RowExchange
-from unisono.parallel.experts.layers import expert_layers, stacked_experts
+from unisono.parallel.experts.layers import ExpertAxis, expert_layers, stacked_experts
 from unisono.parallel.experts.stacked import StackedExperts, cut_stacked
 from unisono.parallel.gradients import local
 from unisono.parallel.plan import Plan

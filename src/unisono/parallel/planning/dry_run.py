@@ -19,7 +19,7 @@ from unisono.engine.environment import env
 from unisono.errors import UnfitError
 from unisono.parallel.arguments import check_model
 from unisono.parallel.batches import micro_batches, sizes
-from unisono.parallel.explained_errors import is_ours
+from unisono.parallel.failures import is_ours
 from unisono.parallel.gradients import TiedParameter, add_up, local, squared_norm, sums_of
 from unisono.parallel.graph.capture import CaptureError
 from unisono.parallel.graph.containers import cast, tensors_in

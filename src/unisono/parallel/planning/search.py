@@ -16,8 +16,8 @@ from unisono.engine.environment import env
 from unisono.errors import UnfitError
 from unisono.networks.quantities import readable_size
 from unisono.parallel.costs.forecast import StepForecast
-from unisono.parallel.costs.host_prices import names_of
 from unisono.parallel.costs.predictor import StepPredictor
+from unisono.parallel.costs.step_parts import names_of
 from unisono.parallel.costs.task import TrainingTask
 from unisono.parallel.experts.layers import expert_layers
 from unisono.parallel.graph.capture import CaptureError
