@@ -66,7 +66,9 @@ def together(planner: Planner[Any], messages: Sequence[MessageArguments]) -> lis
         if start < end:
             raise ValueError(f"{messages[0].name}: two receives share memory; give each a buffer of its own")
     packed = [x for one in messages if one.unpack is not None for x in one.unpack.outputs]
-    apart = [(ctypes.c_char * (end - start)).from_address(start) for start, end in receives] if packed else []
+    apart: list[Any] = (
+        [(ctypes.c_char * (end - start)).from_address(start) for start, end in receives] if packed else []
+    )
     for x in packed:
         if any(share_memory(x, other) for other in apart):
             raise ValueError(f"{messages[0].name}: two receives share memory; give each a buffer of its own")
