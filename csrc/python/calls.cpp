@@ -434,6 +434,7 @@ class GroupBase {
       throw;
     }
     if (fault != 0) fail(engine, keep(), name, timeout_s, note);
+    outcome.write_back();
     return outcome.value();
   }
 
@@ -723,7 +724,8 @@ CollectiveCall BoundCall::call(double timeout_s) const {
 
 CallResult BoundCall::outcome() const {
   const bool number = returned == ResultKind::kNumber;
-  return {made, number ? out.front().data : nullptr, operation.dtype, returned == ResultKind::kScalar};
+  return {made, number ? out.front().data : nullptr, operation.dtype, returned == ResultKind::kScalar,
+          unpack};
 }
 
 CollectiveCall BoundCall::bound(double timeout_s) const {
@@ -758,7 +760,8 @@ void bind_bound_call(nb::module_& m) {
           [](BoundCall* self, nb::str name, const OperationDescriptor& operation, int root, size_t numel,
              double factor, const Extents& out, const Extents& sendbuf, nb::object keep, bool writes,
              std::vector<uint32_t> pieces, std::pair<uint32_t, uint32_t> blocks, nb::object made,
-             ResultKind returned, nb::object note, Address feedback, size_t feedback_numel) {
+             ResultKind returned, nb::object note, Address feedback, size_t feedback_numel,
+             nb::object unpack) {
             if (returned != ResultKind::kNothing && out.size() != 1)
               throw std::invalid_argument("a call that returns something has one output");
             new (self) BoundCall{std::move(name),
@@ -775,20 +778,22 @@ void bind_bound_call(nb::module_& m) {
                                  blocks,
                                  returned,
                                  std::move(made),
-                                 {reinterpret_cast<unsigned char*>(feedback), feedback_numel}};
+                                 {reinterpret_cast<unsigned char*>(feedback), feedback_numel},
+                                 unpack.is_none() ? nb::object() : std::move(unpack)};
           },
           nb::arg("name"), nb::arg("operation"), nb::arg("root"), nb::arg("numel"), nb::arg("factor"),
           nb::arg("out"), nb::arg("sendbuf"), nb::arg("keep").none(), nb::arg("writes") = true,
           nb::arg("pieces") = std::vector<uint32_t>(),
           nb::arg("blocks") = std::pair<uint32_t, uint32_t>(1, 0), nb::arg("made").none() = nb::none(),
           nb::arg("returned") = ResultKind::kNothing, nb::arg("note").none() = nb::none(),
-          nb::arg("feedback") = 0, nb::arg("feedback_numel") = 0, nb::keep_alive<1, 3>(),
+          nb::arg("feedback") = 0, nb::arg("feedback_numel") = 0, nb::arg("unpack").none() = nb::none(),
+          nb::keep_alive<1, 3>(),
           "out, sendbuf: (address, numel) of one buffer, or of one for each chunk. numel: must be equal on "
           "all "
           "ranks; 0 where they may differ. pieces: the places of the buffers in the lists of a coalesced "
           "call; several are packed into one, where `blocks` says how many blocks an output and an input "
           "have. made, returned: the call's result. note: a text that a Mismatch shows beside the "
-          "source line.");
+          "source line. unpack: is called after the call, see `strided`.");
 }
 
 }  // namespace

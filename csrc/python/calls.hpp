@@ -51,7 +51,11 @@ struct CallResult {
   const unsigned char* number = nullptr;  // where it lies
   unisono::DType dtype{};
   bool scalar = false;  // the array's only element
+  nanobind::object unpack = {};  // writes packed outputs back, once; invalid: there are none
 
+  void write_back() const {
+    if (unpack.is_valid()) call_python(unpack);
+  }
   nanobind::object value() const {
     if (number != nullptr) return load_number(dtype, number);
     if (scalar) return nanobind::object(owner[0]);
@@ -75,6 +79,7 @@ struct BoundCall {
   ResultKind returned = ResultKind::kNothing;
   nanobind::object made = {};        // the allocated array, or an array that holds the number
   unisono::BufferExtent feedback{};  // the accumulated encoding error; empty: it is dropped
+  nanobind::object unpack = {};      // see `CallResult`
 
   size_t nbytes() const;
   CallResult outcome() const;
@@ -125,6 +130,7 @@ class CollectiveWork {
   nanobind::object described(nanobind::handle self) const;
   // After its end: never frees its buffers if a stopped rank may still write to them.
   void retain_buffers() {
+    write_back();
     BufferReferences kept = taken();
     if (engine().has_open_transfers()) kept.leak();
   }
@@ -139,6 +145,8 @@ class CollectiveWork {
 
   unisono::Engine& engine() const { return *nanobind::inst_ptr<unisono::Engine>(engine_); }
   int ended(double timeout_s);
+  // Writes packed outputs back, if it has ended without an error.
+  void write_back();
   nanobind::object error();
   // Its buffers. Whoever asks first gets them, and frees them outside the lock: that may run Python code.
   BufferReferences taken() {

@@ -61,6 +61,11 @@ NativeMessageWork::~NativeMessageWork() {
   Channels& channels = engine().channels();
   if (request_->done.load(std::memory_order_acquire)) {
     channels.see(*request_);
+    try {
+      write_back();
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("the end of a message's work");
+    }
     retain_buffers();
     return;
   }
@@ -106,10 +111,17 @@ bool NativeMessageWork::ended() const {
   return begun_ && (!request_ || request_->done.load(std::memory_order_acquire));
 }
 
+void NativeMessageWork::write_back() const {
+  if (!unpack_.is_valid() || !ended() || request_->cancelled || request_->fault.load() != FaultKind::kNone)
+    return;
+  call_python(unpack_, request_->nbytes);
+}
+
 bool NativeMessageWork::done() {
   if (!ended()) return false;
   if (request_) {
     engine().channels().see(*request_);
+    write_back();
     retain_buffers();
   }
   return true;
@@ -136,6 +148,7 @@ void NativeMessageWork::wait(nb::handle timeout) {
   int kind = ended_with(timeout_s, false);
   if (kind == static_cast<int>(FaultKind::kTimeout) && done()) kind = ended_with(kForever, false);
   if (kind == 0) {
+    write_back();
     taken();  // the engine no longer uses the buffer
     return;
   }
@@ -144,7 +157,11 @@ void NativeMessageWork::wait(nb::handle timeout) {
   raise(call_python(planner_.attr("late"), name_.text(), timeout_s, engine_, site_.text()));
 }
 
-int NativeMessageWork::wait_or_abort(double timeout_s) { return ended_with(timeout_s, true); }
+int NativeMessageWork::wait_or_abort(double timeout_s) {
+  const int kind = ended_with(timeout_s, true);
+  if (kind == 0) write_back();
+  return kind;
+}
 
 nb::object NativeMessageWork::failure() {
   retain_buffers();
@@ -215,7 +232,7 @@ namespace {
 // Arguments as `MessageArguments`, and the form of the message.
 void make(NativeMessageWork* self, nb::object planner, nb::object engine, nb::object name, int peer, int tag,
           uint32_t form, Address data, size_t nbytes, double timeout_s, bool sending, bool exact, bool sized,
-          nb::object keep, nb::object decode, bool synchronous) {
+          nb::object keep, nb::object decode, bool synchronous, nb::object unpack) {
   const Engine& of = *nb::inst_ptr<Engine>(engine);
   if (sending || peer != kAnyRank) of.member(peer);
   if (!is_travelling_tag(tag) && (sending || !is_any_tag(tag)))
@@ -235,6 +252,7 @@ void make(NativeMessageWork* self, nb::object planner, nb::object engine, nb::ob
   new (self) NativeMessageWork(std::move(planner), std::move(engine), {std::move(name), plain_tag(tag)},
                                std::move(request), {std::move(keep), {}, {}, {}}, timeout_s);
   if (!decode.is_none()) self->set_decode(std::move(decode));
+  if (!unpack.is_none()) self->set_unpack(std::move(unpack));
 }
 
 }  // namespace
@@ -254,8 +272,9 @@ void bind_message_works(nb::module_& m) {
           nb::arg("tag"), nb::arg("form"), nb::arg("data"), nb::arg("nbytes"), nb::arg("timeout_s"),
           nb::arg("sending"), nb::arg("exact") = false, nb::arg("sized") = false,
           nb::arg("keep").none() = nb::none(), nb::arg("decode").none() = nb::none(),
-          nb::arg("synchronous") = false,
-          "sized: the message may have any size; `result` returns its bytes, or what `decode` makes of them.")
+          nb::arg("synchronous") = false, nb::arg("unpack").none() = nb::none(),
+          "sized: the message may have any size; `result` returns its bytes, or what `decode` makes of them. "
+          "unpack: is called with the number of received bytes, see `strided`.")
       .def("outlive_call", &NativeMessageWork::outlive_call,
            "Notes the caller's line, and keeps the memory of tensors where it is. Call before `start`.")
       .def("start", &NativeMessageWork::start, "See `MessageWork.start`.")

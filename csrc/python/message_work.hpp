@@ -68,10 +68,13 @@ class NativeMessageWork {
   nanobind::object text() const;
   nanobind::object described(nanobind::handle self) const;
   void set_decode(nanobind::object decode) { decode_ = std::move(decode); }
+  void set_unpack(nanobind::object unpack) { unpack_ = std::move(unpack); }
 
  private:
   unisono::Engine& engine() const { return *nanobind::inst_ptr<unisono::Engine>(engine_); }
   int ended_with(double timeout_s, bool fatal);
+  // Writes a received message from packed memory to its array, if it has ended without an error.
+  void write_back() const;
   BufferReferences taken() {
     const nanobind::ft_lock_guard held(lock_);
     return std::exchange(keep_, {});
@@ -82,7 +85,7 @@ class NativeMessageWork {
   std::shared_ptr<unisono::Request> request_;  // nullptr: it was sent at once
   nanobind::ft_mutex lock_;
   BufferReferences keep_;  // guarded by lock_
-  nanobind::object decode_, result_, code_;
+  nanobind::object decode_, unpack_, result_, code_;
   unisono::CallSite site_;
   double timeout_s_ = 0;
   bool begun_ = false;

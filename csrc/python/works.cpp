@@ -133,6 +133,10 @@ int CollectiveWork::ended(double timeout_s) {
   return kind;
 }
 
+void CollectiveWork::write_back() {
+  if (result_.unpack.is_valid() && done() && ended(kForever) == 0) result_.write_back();
+}
+
 bool CollectiveWork::seen_done() {
   if (!done()) return false;
   retain_buffers();
@@ -149,6 +153,7 @@ void CollectiveWork::wait(nb::handle timeout) {
   const double timeout_s = seconds(timeout, kForever, planner_);
   const int kind = ended(timeout_s);
   if (kind == 0) {
+    result_.write_back();
     hand_over();  // the engine no longer uses the buffers
     return;
   }
@@ -161,8 +166,10 @@ void CollectiveWork::wait(nb::handle timeout) {
 }
 
 nb::object CollectiveWork::exception() {
-  if (!done() || ended(kForever) == 0) return nb::none();
-  return error();
+  if (!done()) return nb::none();
+  if (ended(kForever) != 0) return error();
+  result_.write_back();
+  return nb::none();
 }
 
 nb::object CollectiveWork::result() {

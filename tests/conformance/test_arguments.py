@@ -26,7 +26,7 @@ def masked() -> Any:
 
 WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("read-only", lambda g: g.all_reduce(read_only(3)), ValueError, "read-only"),
-    ("not contiguous", lambda g: g.all_reduce(np.zeros((4, 4))[:, 1]), ValueError, "not contiguous"),
+    ("not contiguous", lambda g: g.all_reduce(memoryview(bytearray(8))[::2]), ValueError, "not contiguous"),
     ("scalar", lambda g: g.all_gather(np.float32(3), np.ones(1)), ValueError, "NumPy scalar"),
     (
         "scalar after an array of its size",
@@ -50,7 +50,12 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("masked receive", lambda g: g.irecv(masked(), 1 - g.rank), TypeError, "irecv: x is a MaskedArray"),
     ("16 bits unsigned", lambda g: g.reduce(np.zeros(3, np.uint16)), TypeError, "viewed as int16"),
     ("structured", lambda g: g.all_reduce(np.zeros(3, "i4,f4")), TypeError, "moved as its bytes"),
-    ("strided receive", lambda g: g.recv(np.zeros((4, 4)).T, g.rank), ValueError, "not contiguous"),
+    (
+        "strided receive",
+        lambda g: g.recv(memoryview(b"ab")[::2], g.rank),
+        ValueError,
+        "not contiguous",
+    ),
     ("names of operations", lambda g: g.all_reduce(np.zeros(3), "max"), TypeError, r"un\.MAX.*premul_sum"),
     ("no number", lambda g: g.broadcast(np.zeros(3), "0"), TypeError, "the root is '0'"),
     ("no plain data", lambda g: g.all_gather_object(object()), TypeError, "all_gather_object: cannot encode"),
@@ -250,9 +255,9 @@ def test_a_result_is_allocated_of_what_can_be_sent_only() -> None:
         for call in (group.all_gather, group.all_to_all, group.reduce_scatter):
             with pytest.raises(TypeError, match="got memoryview and no output"):
                 call(memoryview(np.zeros(2)))
-            with pytest.raises(ValueError, match="contiguous"):
+            with pytest.raises(MemoryError, match="Unable to allocate"):
                 call(endless)
-        with pytest.raises(ValueError, match="contiguous"):
+        with pytest.raises(MemoryError, match="Unable to allocate"):
             group.gather(endless, dst=group.rank)
 
     ranks.threads(1, work)

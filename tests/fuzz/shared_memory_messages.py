@@ -224,7 +224,7 @@ CALLS: dict[str, tuple[type[Exception], Callable[[un.Group, Memory], object]]] =
         ValueError,
         _while_receiving(lambda group, x: group.send(x[::-2], 0, 98)),
     ),
-    "a strided receive": (ValueError, lambda group, x: group.recv(x[::2], 0, 98)),
+    "a strided receive": (ValueError, _while_receiving(lambda group, x: group.recv(x[::2], 0, 98))),
     "a read-only receive": (ValueError, lambda group, x: group.irecv(_read_only(x), 0, 98)),
     "a read-only sendrecv": (ValueError, lambda group, x: group.sendrecv(x, 0, _read_only(x), 0, 98)),
     "a masked send": (TypeError, lambda group, x: group.isend(np.ma.array(x, mask=x > 1), 0, 98)),

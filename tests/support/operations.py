@@ -44,7 +44,7 @@ class Call:
     algorithm: str | None = None
     form: str = "array"  # how blocks are passed: array, list, own (in place)
     shift: int = 0  # bytes by which the memory of this call is misaligned
-    strided: bool = False  # first call with memory that is not contiguous
+    strided: bool = False  # first call with an output that repeats
     async_op: bool = False
     where: str = "world"
     tag: int = 0

@@ -242,3 +242,20 @@ def test_bad_token_files_and_texts(tmp_path: Path):
         authentication.parse_token("5ec12e7")
     assert "5ec12e7" not in str(raised.value)
     assert repr(TOKEN) == str(TOKEN) == f"{TOKEN}" == "(secret)"
+
+
+def test_the_wait_for_a_token_file_ends(tmp_path: Path):
+    said: list[str] = []
+    path = tmp_path / "token"
+    with pytest.raises(ValueError, match=r"No such file or directory: .*; waited 0\.2 s for it"):
+        authentication.await_token_file(str(path), 0.2, said.append)
+    path.touch(0o600)
+    with pytest.raises(ValueError, match=r"it has 0 digits; waited 0\.2 s for it"):
+        authentication.await_token_file(str(path), 0.2, said.append)
+    waits = f"{path} has no whole token yet, waiting up to 0.2 s for it"
+    assert said == [f"{waits}: node 0 makes it, or it is copied here"] * 2
+    with pytest.raises(ValueError, match="No such file"):  # no folder will come
+        authentication.await_token_file(str(tmp_path / "no" / "token"), 100.0, said.append)
+    path.write_text("ab" * 32)
+    assert authentication.await_token_file(str(path), 0.2, said.append) == bytes.fromhex("ab" * 32)
+    assert len(said) == 2

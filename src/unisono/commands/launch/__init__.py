@@ -41,6 +41,8 @@ def main(args: argparse.Namespace) -> int:
     except (AuthenticationError, LaunchError, RendezvousError, StoreError) as error:
         sys.stderr.write(f"unisono run: {error}\n")
         return 2
+    except KeyboardInterrupt:  # before the launcher handles signals, as in the wait for a token
+        return 130
 
 
 def _collect(file: str) -> None:

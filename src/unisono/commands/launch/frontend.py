@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from unisono.commands.launch.failures import exit_status, foreign_report
-from unisono.commands.launch.job import Assignment, Job
+from unisono.commands.launch.job import MEET_S, Assignment, Job
 from unisono.commands.launch.process import STRAYS_IN_A_HURRY_S, become_subreaper, end_children
 from unisono.commands.launch.supervisor import FORWARDED, STOPPING, Supervisor
 from unisono.engine.environment import env
@@ -296,7 +296,7 @@ def _attend(
         LaunchError, StoreError, AuthenticationError: the rendezvous of the nodes failed.
         Interrupted: a signal ended the wait.
     """
-    from unisono.commands.launch.nodes import MEET_S, NodeRendezvous, SupervisorMessages
+    from unisono.commands.launch.nodes import NodeRendezvous, SupervisorMessages
     from unisono.engine.store import TCPStore
 
     signals.direct = True

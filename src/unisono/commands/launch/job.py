@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import unisono
 from unisono.engine.base.authentication import (
     JobToken,
+    await_token_file,
     check_for_tls,
     make_token,
     read_token_file,
@@ -33,6 +34,7 @@ MPI4PY = os.path.join(os.path.dirname(unisono.__file__), "mpi4py", "site")
 
 STDOUT = 1
 STDERR = 2
+MEET_S = 300.0
 
 
 class VirtualGpus(NamedTuple):
@@ -353,7 +355,6 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         full_tracebacks=args.full_tracebacks,
         nnodes=nnodes,
         node_rank=node_rank,
-        token=_token(args, environ, nnodes, node_rank),
         advertise=args.advertise or "",
         tls=args.tls or _tls(environ),
         replace=_check_replacement(args.replace, environ),
@@ -362,6 +363,7 @@ def job_from(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Job,
         respawn=0 if args.respawn is None else _number("--respawn", args.respawn, 0, 10_000),
         join=join,
         listen=_listen(args, nnodes),
+        token=_token(args, environ, nnodes, node_rank),  # last: it may wait
     )
     remarks += env.unknown(environ)
     _check_environment(job, environ)
@@ -490,8 +492,10 @@ def _token(args: argparse.Namespace, environ: Mapping[str, str], nnodes: int, no
     """The job's token: given, made for a job of one machine, or made by node 0 and written to the file."""
     path = args.token_file
     try:
+        if path is not None and node_rank:
+            return await_token_file(path, MEET_S, _say_remark)
         if path is not None:
-            return read_token_file(path) if node_rank or args.join else token_file(path)
+            return read_token_file(path) if args.join else token_file(path)
         given = {k: v for k, v in environ.items() if k in ("UNISONO_TOKEN", "UNISONO_TOKEN_FILE")}
         token = env.read(given).token
     except (ValueError, OSError) as error:
@@ -508,6 +512,10 @@ def _token(args: argparse.Namespace, environ: Mapping[str, str], nnodes: int, no
             remedy="Give --token-file F (node 0 makes it, copy it to the others), or set UNISONO_TOKEN.",
         )
     )
+
+
+def _say_remark(text: str) -> None:
+    sys.stderr.write(f"unisono run: {text}\n")
 
 
 def _number(flag: str, text: str, low: int, high: int, note: str = "") -> int:

@@ -35,11 +35,10 @@ from typing import IO, Any
 import msgspec
 
 from unisono.commands.launch.failures import RankExit
-from unisono.commands.launch.job import Assignment, Job
+from unisono.commands.launch.job import MEET_S, Assignment, Job
 from unisono.engine.store import PrefixStore, TCPStore
 from unisono.errors import AuthenticationError, LaunchError, StoreError, StoreTimeout, message
 
-MEET_S = 300.0
 BEAT_S = 1.0
 SILENT_S = 10.0  # a node without a heartbeat for so long counts as lost
 ENDING_S = 8.0  # time for the others, after the grace, to end their ranks and report how

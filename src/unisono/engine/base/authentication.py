@@ -22,10 +22,12 @@ import hashlib
 import hmac
 import importlib.util
 import os
+import re
 import socket
 import stat
 import struct
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from unisono.errors import AuthenticationError, message
@@ -34,6 +36,7 @@ TOKEN_BYTES = 32
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 MAX_NAME_BYTES = 512
+TOKEN_POLL_S = 0.05
 MAGIC = b"UNISONO\x01"
 LABEL = b"unisono handshake 1"
 REMEDY = (
@@ -50,6 +53,10 @@ class JobToken(bytes):
         return "(secret)" if self else "(none)"
 
     __str__ = __repr__
+
+
+class TokenMissing(ValueError):
+    """A token file that does not exist, or that is not written to its end."""
 
 
 def make_token() -> JobToken:
@@ -71,13 +78,14 @@ def parse_token(text: str) -> JobToken:
 def read_token_file(path: str) -> JobToken:
     """The token in a file of this user, or of root, that only its owner may read.
 
-    Raises ValueError with the required form.
+    Raises ValueError with the required form; TokenMissing while the file is absent, empty or a beginning.
     """
     good = "a file of 64 hexadecimal digits that belongs to you and that only you can read (chmod 600)"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{good}; it cannot be read: {error}") from None
+        kind = TokenMissing if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"{good}; it cannot be read: {error}") from None
     try:
         if wrong := _exposed(os.fstat(fd)):
             raise ValueError(f"{good}; {wrong}")
@@ -89,7 +97,31 @@ def read_token_file(path: str) -> JobToken:
     try:
         return parse_token(text.decode("ascii", "replace"))
     except ValueError:
-        raise ValueError(good) from None
+        short = re.fullmatch(rb"[0-9a-fA-F]*\s*", text) is not None and len(text.strip()) < 2 * TOKEN_BYTES
+        kind = TokenMissing if short else ValueError
+        raise kind(f"{good}; it has {len(text.strip())} digits" if short else good) from None
+
+
+def await_token_file(path: str, timeout_s: float, say: Callable[[str], None]) -> JobToken:
+    """`read_token_file` of a file that another process makes or copies meanwhile, in a folder that exists.
+
+    say: gets one line, if it has to wait.
+    """
+    deadline = time.monotonic() + timeout_s
+    waits = False
+    while True:
+        try:
+            return read_token_file(path)
+        except TokenMissing as error:
+            if not os.path.isdir(os.path.dirname(path) or "."):
+                raise
+            if time.monotonic() >= deadline:
+                raise TokenMissing(f"{error}; waited {timeout_s:g} s for it") from None
+            if not waits:
+                lacks = f"has no whole token yet, waiting up to {timeout_s:g} s for it"
+                say(f"{path} {lacks}: node 0 makes it, or it is copied here")
+            waits = True
+        time.sleep(TOKEN_POLL_S)
 
 
 def _exposed(found: os.stat_result) -> str:

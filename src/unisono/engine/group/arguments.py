@@ -15,6 +15,8 @@ from unisono.plans import ALGORITHMS, CONTRACTS, StepFunction
 if TYPE_CHECKING:
     import numpy as np
 
+    from unisono.engine.memory.strided import Unpacking
+
 _OPS = (ReduceOp, PremulSum, UserOp)
 _OP_NAMES = ", ".join(f"un.{op.name}" for op in ReduceOp)
 
@@ -63,6 +65,7 @@ class MessageArguments(NamedTuple):
         rank, tag: -1 for any.  exact: a shorter message is a Mismatch, too.
         form: the form of a message of codes; None: that of the array.
         synchronous: a send that is done only when a receive has matched it.
+        unpack: of a receive into a packed array: writes so many bytes of it back, see `strided`.
     """
 
     name: str
@@ -77,6 +80,7 @@ class MessageArguments(NamedTuple):
     exact: bool = False
     form: int | None = None
     synchronous: bool = False
+    unpack: Unpacking | None = None
 
 
 def check_algorithm(kind: str, algorithm: Any) -> None:

@@ -87,10 +87,23 @@ def check_layout(collective: str, out: Any, sendbuf: Any, size: int, rank: int, 
         return BufferLayout(_U8, [], [], 0, 0, [])
     if collective == "reduce" and rank != root and sendbuf is not None:
         out, sendbuf = sendbuf, None
-    writes = {"broadcast": rank != root, "reduce": rank == root}.get(collective, True)
+    writes = writes_first(collective, rank, root)
     address, numel, dtype = view(out, writes, "x" if sendbuf is None else "out")
     source = [] if sendbuf is None else _beside(sendbuf, address, numel, dtype)
     return BufferLayout(dtype, [(address, numel)], source, numel, numel, [], writes)
+
+
+def writes_first(collective: str, rank: int, root: int) -> bool:
+    """Whether this rank's first side is written."""
+    return {"broadcast": rank != root, "reduce": rank == root}.get(collective, True)
+
+
+def names_of(collective: str, sendbuf: Any) -> tuple[str, str]:
+    """The names of the output and the input in errors."""
+    sides = SIDES.get(collective)
+    if sides is not None:
+        return sides.out, sides.sendbuf
+    return ("x" if sendbuf is None else "out"), "x"
 
 
 def _beside(x: Any, address: int, numel: int, dtype: int) -> Extents:

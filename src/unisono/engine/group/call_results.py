@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from unisono import _native
 from unisono._native import ResultKind
 from unisono.engine.base.validation import listed
 from unisono.engine.memory.buffers import view
+from unisono.engine.memory.strided import pack
 
 _NUMBERS = (bool, int, float, complex)
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "scan", "exclusive_scan")
@@ -21,10 +23,14 @@ _SHAPES = {
 
 
 class CallResult(NamedTuple):
-    """What a call returns: an array that it has allocated, or the number in an array of one element."""
+    """What a call returns: an array that it has allocated, or the number in an array of one element.
+
+    unpack: writes packed outputs back, see `strided`; whoever sees the end of the call calls it.
+    """
 
     array: Any
     kind: ResultKind
+    unpack: Callable[[], None] | None = None
 
     def value(self) -> Any:
         """The caller's result, after the call has run."""
@@ -58,6 +64,7 @@ def allocate(
     if kind == "gather" and (out is not None or sendbuf is None or rank != root):
         return out, sendbuf, NOTHING
     sendbuf = out if sendbuf is None else sendbuf
+    sendbuf = pack(sendbuf, None, "x")
     _check(sendbuf, _SHAPES[kind], size)
     result = _native.allocated(sendbuf, _SHAPES[kind], size)
     return result, sendbuf, CallResult(result, _SHAPES[kind])
@@ -80,6 +87,6 @@ def _check(x: Any, shape: ResultKind, size: int) -> None:
         raise TypeError(
             f"got {type(x).__name__} and no output; an array's result can be allocated, not this one's"
         )
-    view(x, False)  # refuses broadcast arrays, whose shape may have more elements than memory holds
+    view(x, False)
     if shape is ResultKind.BLOCK and (not x.shape or x.shape[0] % size):
         raise ValueError(f"inputs has shape {list(x.shape)}, expected a first axis that {size} ranks divide")

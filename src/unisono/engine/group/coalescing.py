@@ -16,6 +16,7 @@ from unisono.engine.base.validation import listed
 from unisono.engine.group.buffer_layout import SIDES, Extents, both_buffers, spread, with_call_name
 from unisono.engine.group.work import CompletedWork
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES, pinned, view
+from unisono.engine.memory.strided import Unpacking, is_strided, pack
 from unisono.engine.operations.kinds import kind_of
 
 TOGETHER_BYTES = 64 * 1024
@@ -47,11 +48,15 @@ class CoalescedBuffer(NamedTuple):
 
 
 class CoalescedBuffers(NamedTuple):
-    """The checked buffers of a call. keep: pins them.  writes: this rank's first side is written."""
+    """The checked buffers of a call. keep: pins them.  writes: this rank's first side is written.
+
+    unpack: writes packed outputs back, see `strided`.
+    """
 
     each: list[CoalescedBuffer]
     keep: Any
     writes: bool
+    unpack: Unpacking | None = None
 
 
 def check_buffers(
@@ -73,14 +78,16 @@ def check_buffers(
     """
     collective = kind_of(kind).plan
     if collective in SIDES:
-        pieces, keep = _between(kind, outs, sendbufs, size, rank, as_readable)
+        unpacking = Unpacking()
+        pieces, keep = _between(kind, outs, sendbufs, size, rank, as_readable, unpacking)
         _check_apart(kind, pieces, block_counts(collective, size))
-        return CoalescedBuffers(pieces, keep, True)
+        return CoalescedBuffers(pieces, keep, True, unpacking or None)
     writes = collective != "broadcast" or rank != root or codec is not None
-    pieces, keep = _in_place(kind, outs, writes, as_readable)
+    unpacking = Unpacking()
+    pieces, keep = _in_place(kind, outs, writes, as_readable, unpacking)
     if writes:
         _check_apart(kind, pieces, (1, 0))
-    return CoalescedBuffers(pieces, keep, writes)
+    return CoalescedBuffers(pieces, keep, writes, unpacking or None)
 
 
 def no_calls(later: bool, timeout: Any) -> CompletedWork | None:  # noqa: ARG001
@@ -89,10 +96,13 @@ def no_calls(later: bool, timeout: Any) -> CompletedWork | None:  # noqa: ARG001
 
 
 def _in_place(
-    kind: str, xs: Any, writable: bool, as_readable: Callable[[str, Any], Any]
+    kind: str, xs: Any, writable: bool, as_readable: Callable[[str, Any], Any], unpacking: Unpacking
 ) -> tuple[list[CoalescedBuffer], Any]:
     pieces = []
     xs = [as_readable(kind, x) for x in listed(xs, f"{kind}: xs")]
+    if is_strided(xs):
+        with _naming(kind):
+            xs = pack(xs, unpacking if writable else None, "xs")
     keep = pinned(xs)
     for place, x in enumerate(xs):
         with _naming(kind):
@@ -102,13 +112,22 @@ def _in_place(
 
 
 def _between(
-    kind: str, outs: Any, sendbufs: Any, size: int, rank: int, as_readable: Callable[[str, Any], Any]
+    kind: str,
+    outs: Any,
+    sendbufs: Any,
+    size: int,
+    rank: int,
+    as_readable: Callable[[str, Any], Any],
+    unpacking: Unpacking,
 ) -> tuple[list[CoalescedBuffer], Any]:
     sides = SIDES[kind_of(kind).plan]
     outs, sendbufs = listed(outs, f"{kind}: outs"), listed(sendbufs, f"{kind}: inputs")
     outs, sendbufs = ([as_readable(kind, x) for x in side] for side in (outs, sendbufs))
     if len(outs) != len(sendbufs):
         raise ValueError(f"{kind}: {len(outs)} outputs and {len(sendbufs)} inputs, expected as many")
+    if is_strided(outs) or is_strided(sendbufs):
+        with _naming(kind):
+            outs, sendbufs = pack(outs, unpacking, "outs", read=False), pack(sendbufs, None, "inputs")
     keep = [pinned(each) for each in (*outs, *sendbufs)]
     pieces = []
     for place, (out, sendbuf) in enumerate(zip(outs, sendbufs, strict=True)):

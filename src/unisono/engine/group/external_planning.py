@@ -122,7 +122,8 @@ class ExternalPlanner(Planner[LibraryDriver]):
         for piece in pieces.each:
             self._check(call, piece.dtype)
             calls.append(self._call(call, piece.dtype, True, (piece.out, piece.sendbuf), pieces.keep))
-        return ExternalCall(self, call.kind, calls, pieces.keep, NOTHING) if calls else no_calls
+        made = NOTHING._replace(unpack=pieces.unpack)
+        return ExternalCall(self, call.kind, calls, pieces.keep, made) if calls else no_calls
 
     def _check(self, call: CallArguments, dtype: int) -> None:
         if call.coding is not None:

@@ -138,6 +138,8 @@ class ExternalWork(Work):
         if not self._pending:
             for array in device_arrays(self._keep):
                 array.give_back()
+            if self._made.unpack is not None and self._error is None:
+                self._made.unpack()
             self._keep = None
 
     def _first_failed(self, error: GroupError) -> None:
@@ -167,7 +169,8 @@ class ExternalMessageWork(ExternalWork, MessageWork):
 
     def __init__(self, planner: ExternalPlanner, transfer: MessageArguments, array: Any) -> None:
         """array: the buffer, as the driver's."""
-        super().__init__(planner, transfer.name, transfer.keep, NOTHING, transfer.timeout)
+        made = NOTHING if transfer.unpack is None else NOTHING._replace(unpack=self._unpack)
+        super().__init__(planner, transfer.name, transfer.keep, made, transfer.timeout)
         self._transfer, self._array = transfer, array
         self._begun = self._cancelled = False
         self._moving: LibraryRequest
@@ -186,6 +189,10 @@ class ExternalMessageWork(ExternalWork, MessageWork):
             self._pending = [self._moving]
         finally:
             self._begun = True
+
+    def _unpack(self) -> None:
+        if self._transfer.unpack is not None and not self._cancelled:
+            self._transfer.unpack(self._moving.nbytes)
 
     def _what(self) -> str:
         rank = self._transfer.rank

@@ -70,8 +70,8 @@ class Group(_native.GroupBase):
     There is no hidden default group: the group is the object you call. Several threads may use it. Their
     operations run one after another, and the order must be the same on all ranks.
 
-    Arrays are NumPy arrays, torch CPU tensors or other contiguous CPU buffers. The collectives share these
-    arguments and errors:
+    Arrays are NumPy arrays of any strides, contiguous torch CPU tensors, or other contiguous CPU buffers. The
+    collectives share these arguments and errors:
 
     Args:
         algorithm: a name of `unisono.plans.ALGORITHMS`, or a function (rank, size, root) -> the steps of that
@@ -598,8 +598,6 @@ class Group(_native.GroupBase):
         self, x: Any, dst: int, tag: int = 0, *, codec: CodecName = None, timeout: Seconds = None
     ) -> None:
         """Send `x` to rank `dst`. Returns when `x` may be changed; it may not have been received yet.
-
-        A NumPy array whose elements do not lie one behind another is packed, in the order of its indices.
 
         codec: how the float32 values of `x` are encoded; the receiver gives the same codec.
         """

@@ -79,6 +79,7 @@ class MessagePlanner(Planner[_native.Engine]):
             exact=transfer.exact,
             keep=transfer.keep,
             synchronous=transfer.synchronous,
+            unpack=transfer.unpack,
         )
         if name in ("isend", "irecv", "batch"):  # of others the caller's frame exists when an error needs it
             work.outlive_call()

@@ -23,6 +23,7 @@ from unisono.engine.group.buffer_layout import with_call_name
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.work import MessageWork
 from unisono.engine.memory.buffers import ITEMSIZES, DeviceArray, pinned, view
+from unisono.engine.memory.strided import Unpacking, is_strided, pack, share_memory
 
 ANY_TAG = -1
 ANY_RANK = -1
@@ -64,7 +65,16 @@ def together(planner: Planner[Any], messages: Sequence[MessageArguments]) -> lis
     for (_, end), (start, _) in pairwise(receives):
         if start < end:
             raise ValueError(f"{messages[0].name}: two receives share memory; give each a buffer of its own")
-    works = [planner.message(_without_sharing(one, receives)) for one in messages]
+    packed = [x for one in messages if one.unpack is not None for x in one.unpack.outputs]
+    apart: list[Any] = (
+        [(ctypes.c_char * (end - start)).from_address(start) for start, end in receives] if packed else []
+    )
+    for x in packed:
+        if any(share_memory(x, other) for other in apart):
+            raise ValueError(f"{messages[0].name}: two receives share memory; give each a buffer of its own")
+        apart.append(x)
+    written = sorted([*receives, *map(_reach, packed)])
+    works = [planner.message(_without_sharing(one, written)) for one in messages]
     for work in works:
         work.refuse_shared_memory()
     return works
@@ -104,8 +114,13 @@ def read(
         ValueError, TypeError: one of them is wrong.
     """
     x = planner.as_readable(name, x)
-    if not receiving:
-        x = _packed(planner, name, x)
+    unpack = None
+    if is_strided(x) and not isinstance(x, (list, tuple)):
+        unpack = Unpacking() if receiving else None
+        try:
+            x = _packed(planner, name, x, unpack)
+        except ValueError as error:
+            raise with_call_name(name, error) from None
     keep = pinned(x)  # before its address is read
     try:
         address, numel, dtype = view(x, receiving, "out" if name == "sendrecv" and receiving else "x")
@@ -113,19 +128,23 @@ def read(
         raise with_call_name(name, error) from None
     rank, tag = addressed(planner, name, peer, tag, receiving=receiving)
     return MessageArguments(
-        name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form, synchronous
+        name, address, numel, dtype, rank, tag, timeout, keep, receiving, exact, form, synchronous, unpack
     )
 
 
-def _packed(planner: Planner[Any], name: str, x: Any) -> Any:
-    """A copy of a NumPy array whose elements do not lie one behind another, in the order of its indices."""
-    flags = getattr(x, "flags", None)
-    if flags is None or type(x).__module__ != "numpy" or flags.c_contiguous or x.size == 0:
-        return x
-    reach = [(length - 1) * stride for length, stride in zip(x.shape, x.strides, strict=True)]
-    low = x.__array_interface__["data"][0] + sum(one for one in reach if one < 0)
-    planner.refuse_shared_memory(name, low, sum(map(abs, reach)) + x.itemsize)
-    return x.copy(order="C")
+def _packed(planner: Planner[Any], name: str, x: Any, unpack: Unpacking | None) -> Any:
+    """See `strided`. It refuses memory to which a receive under way writes."""
+    low, high = _reach(x)
+    planner.refuse_shared_memory(name, low, high - low)
+    return pack(x, unpack, "out" if name == "sendrecv" and unpack is not None else "x", read=unpack is None)
+
+
+def _reach(x: Any) -> tuple[int, int]:
+    """The first address of an array, and that behind its last one."""
+    steps = [(length - 1) * stride for length, stride in zip(x.shape, x.strides, strict=True)]
+    first = x.__array_interface__["data"][0]
+    low, high = (first + sum(filter(sign, steps)) for sign in ((0).__gt__, (0).__lt__))
+    return low, high + x.itemsize
 
 
 def addressed(

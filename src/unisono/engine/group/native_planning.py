@@ -214,6 +214,7 @@ class NativePlanner(MessagePlanner):
             note=note,
             feedback=0 if feedback is None else feedback.address,
             feedback_numel=0 if feedback is None else feedback.numel,
+            unpack=result.unpack,
         )
 
     def bind_list(self, call: CallArguments, pieces: CoalescedBuffers) -> Any:
@@ -227,7 +228,8 @@ class NativePlanner(MessagePlanner):
         factor = call.op.factor if isinstance(call.op, PremulSum) else 1.0
         note = describe(pieces.each)
         calls = []
-        for batch in batches(pieces.each):
+        together = list(batches(pieces.each))
+        for number_of_batch, batch in enumerate(together, 1):
             dtype, numel = batch[0].dtype, sum(piece.numel for piece in batch)
             made = self.prepare(call, dtype, numel, coded)
             operation, name, _, root, _, parts = made
@@ -250,6 +252,7 @@ class NativePlanner(MessagePlanner):
                     pieces=[piece.place for piece in batch],
                     blocks=blocks,
                     note=note,
+                    unpack=pieces.unpack if number_of_batch == len(together) else None,
                 )
             )
         return calls or no_calls

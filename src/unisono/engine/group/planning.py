@@ -19,11 +19,19 @@ from unisono.engine.group.arguments import (
     check_op,
     element_type,
 )
-from unisono.engine.group.buffer_layout import BufferLayout, check_layout, with_call_name
+from unisono.engine.group.buffer_layout import (
+    SIDES,
+    BufferLayout,
+    check_layout,
+    names_of,
+    with_call_name,
+    writes_first,
+)
 from unisono.engine.group.call_results import CallResult, allocate
 from unisono.engine.group.coalescing import CoalescedBuffers, check_buffers
 from unisono.engine.group.work import MessageWork, Work, seconds
 from unisono.engine.memory.buffers import pinned
+from unisono.engine.memory.strided import is_strided, pack_sides
 from unisono.engine.operations.functions import UserOp
 from unisono.engine.operations.kinds import kind_of
 from unisono.engine.operations.reduction import Op
@@ -139,6 +147,8 @@ class Planner(ABC, Generic[Runner]):
             )  # most programs need no codecs
 
             if isinstance(codec, LowRank):
+                if buffers[2].unpack is not None:
+                    raise ValueError(f"{kind}: x is not contiguous, as un.LowRank needs it")
                 return LowRankCall(self, call, out, sendbuf, buffers[0].dtype)
         return self.bind(call, *buffers)
 
@@ -264,9 +274,15 @@ class Planner(ABC, Generic[Runner]):
             out = list(out) if type(out) is list else out
             sendbuf = list(sendbuf) if type(sendbuf) is list else sendbuf
             out, sendbuf, result = allocate(kind, out, sendbuf, self.size, self.rank, root)
+            layout = kind_of(kind).layout
+            if is_strided(out) or is_strided(sendbuf):
+                writes, names = writes_first(layout, self.rank, root), names_of(layout, sendbuf)
+                keeps = layout == "exclusive_scan" or (sendbuf is None and layout not in SIDES)
+                out, sendbuf, unpack = pack_sides(out, sendbuf, writes, keeps, names)
+                result = result._replace(unpack=unpack)
             # Before their addresses are read:
             pins = pinned(out), None if sendbuf is None else pinned(sendbuf)
-            return check_layout(kind_of(kind).layout, out, sendbuf, self.size, self.rank, root), pins, result
+            return check_layout(layout, out, sendbuf, self.size, self.rank, root), pins, result
         except (TypeError, ValueError) as error:
             raise with_call_name(kind, error) from None
 
