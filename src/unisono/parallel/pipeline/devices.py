@@ -6,7 +6,7 @@ by themselves. Elsewhere each stage has a thread.
     forward     rows, parameters -> all cells forward -> token -> outputs
     backward    gradients of these <- all cells backward <- token <- their gradients
 
-Both arrows to and from the token are a `_Link` of the caller's graph. The token is on the CPU, so that the
+Both arrows to and from the token are a `Link` of the caller's graph. The token is on the CPU, so that the
 cells' backward is called in the thread that called backward: autograd's threads of the devices stay free for
 the cells.
 """
@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from unisono.engine.base.validation import whole
 from unisono.errors import UnfitError
@@ -148,18 +147,8 @@ class Pipe(nn.Sequential):
                 "the loss: pipe(x, target=y, loss=function).local_value().backward()"
             )
         self._spans = run.spans
-        outputs = run.forward(backward=run.grad and loss is not None)
-        if loss is not None:
-            value = sum(outputs)
-            return PipeOutput(_Link.apply(run.gradients, [value], *run.inputs)[0] if run.grad else value)
-        if run.grad:
-            counts = [len([*tensors_in(one)]) for one in outputs]
-            token = torch.zeros((), device="cpu", requires_grad=True)
-            token = _Link.apply(run.gradients, [token], *run.inputs)[0]
-            back = partial(run.keep, counts)
-            flat = iter(_Link.apply(back, [*tensors_in(outputs)], token))
-            outputs = [mapped(one, lambda _: next(flat)) for one in outputs]
-        return PipeOutput(_joined(outputs, sizes))
+        output = run.forward()
+        return PipeOutput(_joined(output, sizes) if loss is None else output)
 
     def timeline(self) -> Timeline:
         """When the last call ran each cell, forward and backward, by the host's clock."""
@@ -193,7 +182,7 @@ class Pipe(nn.Sequential):
             raise ValueError(
                 f"Pipe: balance={counts} counts {sum(counts)} children, and there are {len(children)}"
             )
-        stages, names = [], iter(children)
+        stages, names, homes = [], iter(children), dict[nn.Module, int]()
         for number, count in enumerate(counts):
             own = [*itertools.islice(names, count)]
             here = dict.fromkeys(places[name] for name in own if places[name] is not None)
@@ -202,6 +191,12 @@ class Pipe(nn.Sequential):
                     f"Pipe: balance gives stage {number} children on {', '.join(map(str, here))}"
                 )
             parts = nn.ModuleList(children[name] for name in own)
+            for module in parts.modules():
+                if homes.setdefault(module, number) != number and module._buffers:
+                    raise UnfitError(
+                        f"Pipe: stages {homes[module]} and {number} have the same {type(module).__name__}, "
+                        "which has buffers: what is in them would depend on timing. Use two"
+                    )
             stages.append(PipeStage(number, own, parts, next(iter(here), None)))
         return stages
 
@@ -284,24 +279,3 @@ def _joined(outputs: list[Any], sizes: list[int]) -> Any:
     columns = zip(*(tensors_in(one) for one in outputs), strict=True)
     joined = iter([torch.cat(column) for column in columns])
     return mapped(outputs[0], lambda _: next(joined))
-
-
-class _Link(torch.autograd.Function):
-    """Gives tensors to the caller's graph. In backward `run` gets their gradients; it returns those of the
-    inputs.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], given: list[Tensor], *_inputs: Tensor) -> Any:
-        ctx.run = run
-        ctx.set_materialize_grads(False)
-        made = [tensor.detach() for tensor in given]
-        ctx.mark_non_differentiable(
-            *(own for own, one in zip(made, given, strict=True) if not one.requires_grad)
-        )
-        return tuple(made)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return None, None, *ctx.run(grads)
