@@ -75,7 +75,7 @@ class _PipeCell:
     outputs: list[Tensor] | None = None
 
 
-class Link(torch.autograd.Function):
+class _GraphLink(torch.autograd.Function):
     """Gives tensors to a graph. In backward `run` gets their gradients, and returns those of the inputs."""
 
     @staticmethod
@@ -145,11 +145,11 @@ class PipeRun:
         outputs = [self._outputs.pop(micro) for micro in range(len(self._micros))]
         if self._losses:
             value = sum(outputs)
-            return Link.apply(self._gradients, [value], *self.inputs)[0] if self.grad else value
+            return _GraphLink.apply(self._gradients, [value], *self.inputs)[0] if self.grad else value
         if not self.grad:
             return outputs
         token = torch.zeros((), device="cpu", requires_grad=True)
-        (token,) = Link.apply(self._gradients, [token], *self.inputs)
+        (token,) = _GraphLink.apply(self._gradients, [token], *self.inputs)
         return [self._linked(micro, output, token) for micro, output in enumerate(outputs)]
 
     def _linked(self, micro: int, output: Any, token: Tensor) -> Any:
@@ -159,7 +159,7 @@ class PipeRun:
             self._grads[micro] = grads
             return [torch.zeros((), device="cpu")]
 
-        linked = iter(Link.apply(keep, [*tensors_in(output)], token))
+        linked = iter(_GraphLink.apply(keep, [*tensors_in(output)], token))
         return mapped(output, lambda _: next(linked))
 
     def _gradients(self, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
@@ -359,7 +359,7 @@ class PipeRun:
 
 
 def _written_by_stage(leaf: Tensor) -> Tensor:
-    made: Tensor = Link.apply(list, [leaf], leaf)[0] if leaf.requires_grad else leaf
+    made: Tensor = _GraphLink.apply(list, [leaf], leaf)[0] if leaf.requires_grad else leaf
     return made
 
 

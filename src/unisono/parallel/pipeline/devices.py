@@ -6,9 +6,8 @@ by themselves. Elsewhere each stage has a thread.
     forward     rows, parameters -> all cells forward -> token -> outputs
     backward    gradients of these <- all cells backward <- token <- their gradients
 
-Both arrows to and from the token are a `Link` of the caller's graph. The token is on the CPU, so that the
-cells' backward is called in the thread that called backward: autograd's threads of the devices stay free for
-the cells.
+The arrows to and from the token are functions of the caller's graph. The token is on the CPU, so the cells'
+backward begins in the thread that called backward: autograd's threads of the devices stay free for the cells.
 """
 
 from __future__ import annotations
