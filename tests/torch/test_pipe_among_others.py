@@ -141,6 +141,7 @@ def test_a_checkpoint_around_it(reentrant: bool) -> None:
     torch.testing.assert_close(found, outputs)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # PyTorch 2.12's generator
 def test_a_checkpoint_that_draws_in_a_thread_is_refused() -> None:
     class Inside(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
