@@ -67,11 +67,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages, in hundreds. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_300,
+    ("src/unisono/parallel",): 35_200,
     ("src/unisono/planner",): 5_300,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_200,
-    ("src", "csrc"): 132_500,
-    ("tests",): 86_600,
+    ("src", "csrc"): 132_300,
+    ("tests",): 86_900,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,13 +18,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import sys
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from unisono.torch_internals.fake import is_fake
+from unisono.torch_internals.fake import OperatorMode, arguments_of, is_fake
 
 
 def seed_of(*parts: int | str) -> int:
@@ -83,6 +85,91 @@ def drawing(seed: int, device_type: str) -> Iterator[None]:
     with generators_kept(default_generators(device_type)):
         reseed(seed, device_type)
         yield
+
+
+# ---- threads that draw at the same time ----
+
+
+class _ThreadDraws(OperatorMode):
+    """While it is active, an operator that draws finds the default generators as the last one of its thread
+    has left them. Threads share the generators: who draws first depends on timing.
+
+    PyTorch notes in variables of the process that some thread is within a mode, and each mode notes how to
+    restore them. So all threads share one mode, and enter and leave it one at a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock, self.here = threading.Lock(), threading.local()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operator imports the compiler
+
+    def __enter__(self) -> _ThreadDraws:
+        with self._lock:
+            super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            super().__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator."""
+        named = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags or not _draws(func, args, named):
+            return func(*args, **named)
+        if _in_checkpoint():
+            raise RuntimeError(
+                f"{func.overloadpacket.__name__} runs within torch.utils.checkpoint, in a stage of a Pipe "
+                "that runs in a thread: its second run would draw other numbers. Leave that out, and write "
+                "Pipe(..., checkpoint=...)"
+            )
+        here = self.here
+        with self._lock, generators_kept(here.generators):
+            for generator, state in zip(here.generators, here.states, strict=True):
+                generator.set_state(state)
+            made = func(*args, **named)
+            here.states = [generator.get_state() for generator in here.generators]
+        return made
+
+
+_THREAD_DRAWS = _ThreadDraws()
+CELLS = "unisono.parallel.pipeline.cells"
+
+
+@contextlib.contextmanager
+def drawing_in_thread(seed: int, device_type: str) -> Iterator[None]:
+    """Like `drawing`, in threads at the same time. Operators of one thread draw the same as with `drawing`.
+
+    Raises:
+        RuntimeError: an operator draws within `torch.utils.checkpoint`, whose second run would find the
+            default generators in another state.
+    """
+    here = _THREAD_DRAWS.here
+    here.generators = default_generators(device_type)
+    here.states = [torch.Generator(one.device).manual_seed(seed).get_state() for one in here.generators]
+    with _THREAD_DRAWS:
+        yield
+
+
+def _draws(func: Any, args: Any, named: Any) -> bool:
+    """Whether a call of an operator that may draw from a default generator does it."""
+    given = dict(zip((argument.name for argument in arguments_of(func)), args, strict=False)) | named
+    shares = [given[name] for name in ("dropout_p", "dropout") if name in given]
+    own = given.get("generator") is not None
+    return given.get("train") is not False and not own and (not shares or any(shares))
+
+
+def _in_checkpoint() -> bool:
+    """Whether a checkpoint of the caller's is between an operator and its cell of a Pipe."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") != CELLS:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class RngRegion:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode
 
-from .probe import PrivateName, find, need
+from .probe import PrivateName, find, need, optional
 
 __all__ = [
     "NAMES", "READ", "OperatorMode", "address_of", "arguments_of", "fake_mode", "is_about_data", "is_fake",
-    "memory_of", "number_read", "without_values",
+    "memory_of", "number_read", "within_modes", "without_values",
 ]  # fmt: skip
 
 READ = 0.5  # what is read of floats: NAdam divides by 1 less what it reads
@@ -47,6 +48,30 @@ NAMES["groups"] = PrivateName(
     purpose="give a product of groups its shape in every type: PyTorch 2.12 and 2.13 know it of bf16 only",
     without="a model that multiplies groups is recorded in those types only whose shapes PyTorch knows",
 )
+NAMES["operator modes"] = PrivateName(
+    "torch._C:_len_torch_dispatch_stack",
+    purpose="run stages of up.Pipe in the caller's thread, where its modes of operators are",
+    without="a FlopCounterMode around up.Pipe counts nothing",
+)
+NAMES["function modes"] = PrivateName(
+    "torch.overrides:_get_current_function_mode_stack",
+    purpose="likewise, its modes of functions",
+    without="a TorchFunctionMode around up.Pipe is not called",
+)
+NAMES["saved tensors"] = PrivateName(
+    "torch._C:_autograd._top_saved_tensors_default_hooks",
+    purpose="likewise, its saved_tensors_hooks",
+    without="save_on_cpu around up.Pipe keeps tensors where they are",
+)
+
+
+def within_modes() -> bool:
+    """Whether this thread has modes, but for a default device, or hooks of saved tensors: no other has."""
+    count, functions, saved = (
+        optional(NAMES[name]) for name in ("operator modes", "function modes", "saved tensors")
+    )
+    others = [mode for mode in functions() if not isinstance(mode, DeviceContext)] if functions else []
+    return bool(others or (count and count()) or (saved and saved(True) is not None))
 
 
 def is_fake(tensor: Tensor) -> bool:

@@ -27,6 +27,13 @@ def of_the_text() -> None:
     plain(x.cpu()).sum().backward()
     torch.testing.assert_close(output.cpu(), plain(x.cpu()))
     compare(model, plain)
+    for move in (model.cpu, model.cuda):
+        try:
+            move()
+        except ValueError as error:
+            assert "Pipe: its children are on cuda:0, cuda:1" in str(error)
+        else:
+            raise AssertionError("the stages were moved")
     rpc.shutdown()
 
 
