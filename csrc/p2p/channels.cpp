@@ -175,13 +175,13 @@ std::vector<MessageEnvelope> Channels::unexpected() {
 // ---- requests --------------------------------------------------------------------------------------
 
 bool Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_lock) {
+  request->raw = raw;
   if (!receive_buffers_.claim(request)) return false;
   if (request->nbytes >= kLarge)
     caller_lock.release();  // a message to this rank itself, or a kept one, is copied
   try {
     const std::unique_lock lock = locked(caller_lock);
     const uint64_t ended = ended_;
-    request->raw = raw;
     ++caller_epoch_;
     next_deadline_ = std::min(next_deadline_, request->deadline);
     enqueue(std::move(request));

@@ -1,6 +1,7 @@
 // The memory that receives write to. A message that shares memory with it has no meaning: what it sends, or
 // what a second receive leaves there, depends on which of the two is faster. It is refused before a byte
-// moves, also when the receive has ended already and its caller cannot know that.
+// moves, also when the receive has ended already and its caller cannot know that. Raw receives, see Request,
+// may share memory, as programs for MPI do that measure bandwidth: what the memory then has is undefined.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,7 @@ class ReceiveBuffers {
   bool claim(const std::shared_ptr<Request>& request) {
     if (request->sending || request->nbytes == 0) return !overlap(request->data, request->nbytes);
     const std::lock_guard lock(mutex_);
-    if (find(request->data, request->nbytes)) return false;
+    if (find(request->data, request->nbytes)) return request->raw;
     if (receives_.size() >= 2 * open_ + kMostEnded) drop_seen();
     receives_[request->data] = {request, request->nbytes};
     set_count();

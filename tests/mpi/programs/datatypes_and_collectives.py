@@ -261,6 +261,17 @@ def check_synchronous_send() -> None:
     world.Barrier()
 
 
+def check_one_buffer_of_many_receives() -> None:
+    """As benchmarks of bandwidth do: what the buffer then has is one of the messages."""
+    ahead, behind = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    for nbytes in (1, 5000, 300_000):
+        sent, got = np.full(nbytes, world.rank, np.uint8), bytearray(nbytes)
+        receives = [world.Irecv([got, nbytes, MPI.BYTE], behind, 9) for _ in range(20)]
+        sends = [world.Isend([sent, nbytes, MPI.BYTE], ahead, 9) for _ in range(20)]
+        MPI.Request.Waitall(sends + receives)
+        assert got == bytes([behind]) * nbytes
+
+
 for comm in (world, MPI.COMM_SELF):
     check_reductions(comm)
     check_order(comm)
@@ -273,4 +284,5 @@ check_contexts()
 if world.size <= 2:
     check_sizes_that_differ()
 check_synchronous_send()
+check_one_buffer_of_many_receives()
 print("all is well")
