@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -115,6 +115,7 @@ class Compression:
         *,
         label: str,
         exact: Sequence[Tensor] = (),
+        unused: Container[Tensor] = (),
         done: Callable[[], object] = lambda: None,
     ) -> None:
         """Start to average the gradients of a bucket, in place.
@@ -122,12 +123,13 @@ class Compression:
         Args:
             pairs: parameters, and their gradients, which are parts of `flat`.
             exact: further values in `flat`, which are always averaged exactly.
+            unused: parameters without a gradient on this rank; see `undo`.
             done: called when the averages are complete.
         """
 
         def steps() -> Steps[None]:
             if self.active:
-                yield from self._steps(pairs, exact)
+                yield from self._steps(pairs, exact, unused)
             else:
                 yield from exact_mean(flat, self._group)
             done()
@@ -141,14 +143,8 @@ class Compression:
 
     def average(self, pairs: Sequence[Pair], label: str) -> None:
         """Average the gradients of a unit, in place, and wait for them. The step goes on."""
-        known = [(self._held.get(parameter), gradient) for parameter, gradient in pairs]
-        scaled = [(gradient, self.scale(held.name)) for held, gradient in known if held is not None]
-        for gradient, scale in scaled:
-            gradient.div_(scale)
-        self._flight.begin(label, self._steps(pairs, ()))
+        self._flight.begin(label, self._steps(pairs, (), ()))
         self._flight.finish()
-        for gradient, scale in scaled:
-            gradient.mul_(scale)
 
     def average_exactly(self, flat: Tensor, label: str) -> None:
         """Average one vector as it is, in place, and wait for it."""
@@ -167,28 +163,38 @@ class Compression:
 
     def settle(self, *, undo: bool) -> None:
         """End a tentative step. undo: it is skipped, and the buffers are those from before it."""
-        for held in self._held.values() if self._tentative else ():
+        for held in self._held.values():
             held.settle(undo=undo)
+
+    def undo(self, unused: Iterable[Tensor]) -> None:
+        """Restore the buffers of parameters that no rank has used: the average is nobody's gradient."""
+        for parameter in unused:
+            if parameter in self._held:
+                self._held[parameter].settle(undo=True)
 
     # ---- one bucket ----
 
-    def _steps(self, pairs: Sequence[Pair], exact: Sequence[Tensor]) -> Steps[None]:
-        known = [(self._held.get(parameter), gradient) for parameter, gradient in pairs]
-        sent = [(held, gradient) for held, gradient in known if held is not None and held.choice != "exact"]
-        for held, _ in sent if self._tentative else ():
-            held.hold()
-        # a parameter that was frozen when this began is exact, too
-        as_is = [gradient for held, gradient in known if held is None or held.choice == "exact"]
-        as_is += exact
-        ranked = [(held, gradient) for held, gradient in sent if held.rank]
+    def _steps(self, pairs: Sequence[Pair], exact: Sequence[Tensor], unused: Container[Tensor]) -> Steps[None]:
+        ranked: list[tuple[CompressionState, Tensor]] = []
         coded: dict[Codec, list[tuple[CompressionState, Tensor]]] = {}
-        for held, gradient in sent:
-            if isinstance(held.choice, Codec):
-                coded.setdefault(held.choice, []).append((held, gradient))
+        as_is, scaled = [*exact], []
+        for parameter, gradient in pairs:
+            held = self._held.get(parameter)
+            if held is None or held.choice == "exact":  # None: it was frozen when this began
+                as_is.append(gradient)
+                continue
+            if self._tentative or parameter in unused:
+                held.hold()
+            if (scale := self.scale(held.name)) != 1:
+                scaled.append((gradient.div_(scale), scale))
+            sent = coded.setdefault(held.choice, []) if isinstance(held.choice, Codec) else ranked
+            sent.append((held, gradient))
         parts = [self._exact(as_is)] if as_is else []
         parts += [self._coded(codec, those) for codec, those in coded.items()]
         parts += [self._low_rank(ranked)] if ranked else []
-        return concurrently(*parts)
+        yield from concurrently(*parts)
+        for gradient, scale in scaled:
+            gradient.mul_(scale)
 
     def _exact(self, gradients: list[Tensor]) -> Steps[None]:
         """One vector of all small parameters."""
