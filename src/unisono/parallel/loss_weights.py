@@ -401,8 +401,8 @@ class GradientAccumulation:
         calls: how many have added their gradients.
         lost: what `backward` has added to this rank's loss.
         own_loop: `backward` has added what waits.
-        excess: by what the gradients of all calls are larger than those of the mean over their rows or labels;
-            under "counted" by rows, for labels are counted later.
+        excess: the factor by which the gradients of all calls exceed those of one mean over their rows or
+            labels; under "counted" that of rows, for labels are counted later.
     """
 
     def __init__(self, *, sums: bool = False) -> None:

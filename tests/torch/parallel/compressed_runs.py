@@ -142,6 +142,11 @@ def check_who_used_a_parameter_is_counted_exactly(rank, size):
         )
         x = torch.randn(4, 16, generator=torch.Generator().manual_seed(rank))
         run.step((x, x))
+        before = {name: one.clone() for name, one in run.compression.buffers().items() if "used" in name}
+        run.step((x.index_fill(1, torch.tensor(0), 1e4), x))  # no rank uses it
+        after = run.compression.buffers()
+        assert before
+        assert all(torch.equal(after[name], one) for name, one in before.items())
         if rank == 0:
             x = x.clone()
             x[:, 0] = 1e4

@@ -72,6 +72,23 @@ def check_micro_batches_and_clipping_are_those_of_zero_0(rank, size):
         assert found == pytest.approx(wanted, rel=2e-3), more
 
 
+def check_a_step_of_several_calls_is_one_on_all_rows(rank, size):
+    """Also where steps differ in the number of calls: what is sent later counts as in one call."""
+    for zero in swept([0, 3], [2]):
+        found = []
+        for parts in (1, 2):
+            _, run = losses(rank, size, steps=3, compression=LOW, zero=zero)
+            for number, (x, y) in enumerate(models.CASES["gpt"].batches(4, 4 * size)):
+                cut = parts if number % 2 else 1
+                *several, last = zip(x[rank::size].chunk(cut), y[rank::size].chunk(cut), strict=True)
+                for batch in several:
+                    run.step(batch, update=False)
+                run.step(last)
+            found.append(run.state_dict())
+        for name, value in found[0].items():
+            torch.testing.assert_close(found[1][name], value, rtol=1e-3, atol=1e-5)
+
+
 class Matrices(nn.Module):
     """The gradient of each matrix is the mean over this rank's rows of its part of the inputs."""
 
@@ -235,6 +252,16 @@ def check_attach_takes_a_module_of_fully_shard(rank, size):
     fully_shard(outer, mesh=dist.device_mesh.init_device_mesh("cpu", (1, size), mesh_dim_names=("a", "b")))
     with pytest.raises(TypeError, match="over a mesh of one axis"):
         settings.attach(outer)
+    model = Uneven()  # whose second unit has no gradients
+    for unit in (*model.children(), model):
+        fully_shard(unit)
+    compression, x = settings.attach(model), torch.ones(4, 16)
+    for step in range(3):
+        assert (compression.steps, compression.active) == (step, step == settings.start)
+        model(x).sum().backward()
+    model.used.set_gradient_divide_factor(1.0)
+    with pytest.raises(ValueError, match="gradients of used are scaled or summed"):
+        model(x).sum().backward()
 
 
 def check_explain_names_what_units_send(rank, size):

@@ -143,7 +143,7 @@ class Compression:
 
     def average(self, pairs: Sequence[Pair], label: str) -> None:
         """Average the gradients of a unit, in place, and wait for them. The step goes on."""
-        self._flight.begin(label, self._steps(pairs, (), ()))
+        self._flight.begin(label, self._steps(pairs))
         self._flight.finish()
 
     def average_exactly(self, flat: Tensor, label: str) -> None:
@@ -174,7 +174,9 @@ class Compression:
 
     # ---- one bucket ----
 
-    def _steps(self, pairs: Sequence[Pair], exact: Sequence[Tensor], unused: Container[Tensor]) -> Steps[None]:
+    def _steps(
+        self, pairs: Sequence[Pair], exact: Sequence[Tensor] = (), unused: Container[Tensor] = ()
+    ) -> Steps[None]:
         ranked: list[tuple[CompressionState, Tensor]] = []
         coded: dict[Codec, list[tuple[CompressionState, Tensor]]] = {}
         as_is, scaled = [*exact], []

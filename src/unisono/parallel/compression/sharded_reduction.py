@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from unisono.errors import UnfitError
 from unisono.parallel.gradients import local
-from unisono.torch_internals import fsdp, version_names
+from unisono.torch_internals import autograd, fsdp, version_names
 
 from .reducer import Compression
 from .settings import CompressionSettings
@@ -38,14 +38,14 @@ def compress_units(root: nn.Module, compression: Compression, *, parts: bool, co
 
     Args:
         parts: a rank's rows, after the reduce-scatter; False: whole gradients, in place of it.
-        counts: steps end with the reduction of the last unit, and not with `compression.finish`.
+        counts: each backward that reduces is a step; otherwise `compression.finish` ends it.
     """
     units: list[tuple[str, Any]] = [one for one in root.named_modules() if isinstance(one[1], FSDPModule)]
-    done: set[str] = set()
+    done: set[str] = set()  # in the present backward
     for path, unit in units:
         reduction = UnitReduction(compression, partial(fsdp.trained, unit), path or "the root")
         if counts:
-            reduction.then = partial(_count, compression, done, path, [one for _, one in units])
+            reduction.before = partial(_count, compression, done, path)
         if parts:
             unit.set_all_reduce_hook(reduction.average_part)
         else:
@@ -61,19 +61,22 @@ def compress_module(root: Any, settings: CompressionSettings) -> Compression:
             raise TypeError(
                 f"attach: {name!r} is {what}; call fully_shard of the model, over a mesh of one axis, before"
             )
-    group = next(iter(named.values())).device_mesh.get_group()
+    (mesh, *others) = {value.device_mesh for value in named.values()}
+    if others:
+        raise TypeError(f"attach: units are cut over {len(others) + 1} meshes, expected one")
+    group = mesh.get_group()
     compression = Compression(settings, named, group, whole=True)
     if group.size() > 1:
         compress_units(root, compression, parts=False, counts=True)
     return compression
 
 
-def _count(compression: Compression, done: set[str], path: str, units: Sequence[nn.Module]) -> None:
-    """A unit was reduced. The step ends with the last one."""
-    done.add(path)
-    if len(done) == sum(bool(fsdp.trained(unit)) for unit in units):
+def _count(compression: Compression, done: set[str], path: str) -> None:
+    """A unit is about to be reduced. A step is a backward, whichever units have gradients in it."""
+    if not done or path in done:  # in: a backward with an error has left it
         done.clear()
-        compression.finish()
+        autograd.after_backward(lambda: (compression.finish(), done.clear()))
+    done.add(path)
 
 
 class UnitReduction:
@@ -87,7 +90,7 @@ class UnitReduction:
         self, compression: Compression, trained: Callable[[], Sequence[nn.Parameter]], label: str
     ) -> None:
         self._compression, self._trained, self._label = compression, trained, label
-        self.then: Callable[[], None] = lambda: None  # after each reduction
+        self.before: Callable[[], None] = lambda: None  # each reduction
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for a message."""
@@ -99,10 +102,12 @@ class UnitReduction:
     ) -> None:  # fmt: skip
         """Average over the ranks; `output_tensor` gets this rank's rows of each parameter."""
         del async_op
-        self._reduce(output_tensor, input_tensor, group, op)
-        self.then()
-
-    def _reduce(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+        self.before()
+        if op != dist.ReduceOp.AVG:
+            raise UnfitError(
+                f"gradients of {self._label} are scaled or summed, and compression averages them: leave out "
+                "set_gradient_divide_factor and set_force_sum_reduction_for_comms"
+            )
         if input_tensor.dtype != torch.float32:
             raise TypeError(
                 f"gradients of {self._label} are reduced in {input_tensor.dtype}, and compression takes f32: "
