@@ -224,7 +224,7 @@ class ReplicatedParameters:
             bucket.wait()
         for bucket in self.buckets:
             if self.compression is not None and not self._uneven_use:
-                self.compression.undo(bucket.unused())
+                self.compression.settle(undo=True, of=bucket.unused())
             bucket.finish_step(uneven_use=self._uneven_use)
 
     def _count(self, number: int, parameter: nn.Parameter) -> None:

@@ -114,6 +114,7 @@ class Compression:
         flat: Tensor,
         *,
         label: str,
+        kind: str = "compressed",
         exact: Sequence[Tensor] = (),
         unused: Container[Tensor] = (),
         done: Callable[[], object] = lambda: None,
@@ -122,8 +123,9 @@ class Compression:
 
         Args:
             pairs: parameters, and their gradients, which are parts of `flat`.
+            kind, label: what a trace calls it.
             exact: further values in `flat`, which are always averaged exactly.
-            unused: parameters without a gradient on this rank; see `undo`.
+            unused: parameters without a gradient on this rank; see `settle`.
             done: called when the averages are complete.
         """
 
@@ -134,43 +136,29 @@ class Compression:
                 yield from exact_mean(flat, self._group)
             done()
 
-        self._flight.begin(f"up::{'compressed' if self.active else 'gradients'}|{label}", steps())
+        self._flight.begin(f"up::{kind if self.active else 'gradients'}|{label}", steps())
 
     def is_exact(self, parameter: Tensor) -> bool:
         """Whether its gradient is sent as it is: also where it was frozen when this began."""
         held = self._held.get(parameter)
         return held is None or held.choice == "exact"
 
-    def average(self, pairs: Sequence[Pair], label: str) -> None:
-        """Average the gradients of a unit, in place, and wait for them. The step goes on."""
-        self._flight.begin(label, self._steps(pairs))
+    def finish(self, *, step: bool = True) -> None:
+        """Wait for the averages that were started. step: they end one."""
         self._flight.finish()
-
-    def average_exactly(self, flat: Tensor, label: str) -> None:
-        """Average one vector as it is, in place, and wait for it."""
-        self._flight.begin(label, exact_mean(flat, self._group))
-        self._flight.finish()
-
-    def finish(self) -> None:
-        """Wait for the averages of all buckets that were started: the end of a step."""
-        self._flight.finish()
-        self.steps += 1
+        self.steps += step
 
     def reset(self) -> None:
         """Clean up after a step that ended with an error."""
         self._flight.drop()
         self.settle(undo=True)
 
-    def settle(self, *, undo: bool) -> None:
-        """End a tentative step. undo: it is skipped, and the buffers are those from before it."""
-        for held in self._held.values():
+    def settle(self, *, undo: bool, of: Iterable[Tensor] | None = None) -> None:
+        """End a tentative step. undo: it is skipped, and the buffers are those from before it; or only those
+        `of` parameters that no rank has used, for which it has averaged nobody's gradient.
+        """
+        for held in filter(None, map(self._held.get, self._held if of is None else of)):
             held.settle(undo=undo)
-
-    def undo(self, unused: Iterable[Tensor]) -> None:
-        """Restore the buffers of parameters that no rank has used: the average is nobody's gradient."""
-        for parameter in unused:
-            if parameter in self._held:
-                self._held[parameter].settle(undo=True)
 
     # ---- one bucket ----
 

@@ -41,11 +41,11 @@ def compress_units(root: nn.Module, compression: Compression, *, parts: bool, co
         counts: each backward that reduces is a step; otherwise `compression.finish` ends it.
     """
     units: list[tuple[str, Any]] = [one for one in root.named_modules() if isinstance(one[1], FSDPModule)]
-    done: set[str] = set()  # in the present backward
+    seen: dict[str, int] = {}
     for path, unit in units:
         reduction = UnitReduction(compression, partial(fsdp.trained, unit), path or "the root")
         if counts:
-            reduction.before = partial(_count, compression, done, path)
+            reduction.before = partial(_count, compression, seen, path)
         if parts:
             unit.set_all_reduce_hook(reduction.average_part)
         else:
@@ -61,7 +61,7 @@ def compress_module(root: Any, settings: CompressionSettings) -> Compression:
             raise TypeError(
                 f"attach: {name!r} is {what}; call fully_shard of the model, over a mesh of one axis, before"
             )
-    (mesh, *others) = {value.device_mesh for value in named.values()}
+    mesh, *others = {value.device_mesh for value in named.values()}
     if others:
         raise TypeError(f"attach: units are cut over {len(others) + 1} meshes, expected one")
     group = mesh.get_group()
@@ -71,12 +71,13 @@ def compress_module(root: Any, settings: CompressionSettings) -> Compression:
     return compression
 
 
-def _count(compression: Compression, done: set[str], path: str) -> None:
-    """A unit is about to be reduced. A step is a backward, whichever units have gradients in it."""
-    if not done or path in done:  # in: a backward with an error has left it
-        done.clear()
-        autograd.after_backward(lambda: (compression.finish(), done.clear()))
-    done.add(path)
+def _count(compression: Compression, seen: dict[str, int], path: str) -> None:
+    """A unit is about to be reduced: in `seen`, its last step. A step is a backward, whichever units it has."""
+    step = compression.steps
+    if step not in seen.values() or seen.get(path) == step:  # again: a backward ended with an error
+        seen.clear()
+        autograd.after_backward(compression.finish)
+    seen[path] = step
 
 
 class UnitReduction:
@@ -113,7 +114,7 @@ class UnitReduction:
                 f"gradients of {self._label} are reduced in {input_tensor.dtype}, and compression takes f32: "
                 "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
-        places, size, rank = self._places(output_tensor.numel(), group.size()), group.size(), group.rank()
+        places, size, rank = self._places(output_tensor.numel()), group.size(), group.rank()
         if not self._compression.active:
             version_names.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
             return
@@ -129,7 +130,8 @@ class UnitReduction:
             for parameter, at in places
             if at not in exact
         }
-        self._compression.average([*whole.items()], f"up::compressed units|{self._label}")
+        self._compression.begin([*whole.items()], given, label=self._label, kind="compressed units")
+        self._compression.finish(step=False)
         for parameter, at in places:
             if parameter in whole:
                 own = whole[parameter].view(-1)[rank * (at.stop - at.start) :][: at.stop - at.start]
@@ -137,19 +139,17 @@ class UnitReduction:
 
     def average_part(self, part: Tensor) -> None:
         """Average this rank's rows over the replicas, in place: the hook after the reduce-scatter."""
-        places = self._places(part.numel(), None)
-        if not self._compression.active:
-            self._compression.average_exactly(part, f"up::gradients|{self._label}")
-            return
+        places = self._places(part.numel())
         rows = [(one, part[at][: local(one).numel()].view(local(one).shape)) for one, at in places]
-        self._compression.average(rows, f"up::compressed|{self._label}")
+        self._compression.begin(rows, part, label=self._label)
+        self._compression.finish(step=False)
 
-    def _places(self, numel: int, ranks: int | None) -> list[tuple[nn.Parameter, slice]]:
-        """Where each parameter's rows are in a message of one rank. ranks: that share; None: of its mesh."""
+    def _places(self, numel: int) -> list[tuple[nn.Parameter, slice]]:
+        """Where each parameter's rows are in a message of one rank."""
         found: list[tuple[nn.Parameter, slice]] = []
         end = 0
         for parameter in self._trained():
-            sharing = ranks or parameter.device_mesh.size()  # type: ignore[attr-defined]
+            sharing = parameter.device_mesh.size()  # type: ignore[attr-defined]
             start, end = end, end + math.ceil(len(parameter) / sharing) * math.prod(parameter.shape[1:])
             found.append((parameter, slice(start, end)))
         if end != numel:
