@@ -72,7 +72,7 @@ def compress_module(root: Any, settings: CompressionSettings) -> Compression:
 
 
 def _count(compression: Compression, seen: dict[str, int], path: str) -> None:
-    """A unit is about to be reduced. `seen`: each one's last step. A step is a backward, of whichever units."""
+    """A unit is about to be reduced; `seen` has when each was. A step is a backward, of whichever units."""
     step = compression.steps
     if step not in seen.values() or seen.get(path) == step:  # again: a backward ended with an error
         seen.clear()
