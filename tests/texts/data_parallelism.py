@@ -44,7 +44,9 @@ def wrapped_early() -> None:
     join()
     say(refusal(lambda: DistributedDataParallel(net()), RuntimeError))
     ddp = DistributedDataParallel(net(), process_group=dist.new_group(backend="unisono"))
-    ddp(torch.ones(2, 10)).sum().backward()
+    ddp(torch.ones(2, 10) * (dist.get_rank() + 1)).square().sum().backward()
+    first, second = of_all([parameter.grad.tolist() for parameter in ddp.parameters()])
+    assert first == second
     say("over CPU ranks", [tuple(parameter.grad.shape) for parameter in ddp.parameters()])
 
 
