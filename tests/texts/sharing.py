@@ -22,14 +22,10 @@ def within_a_node() -> None:
     (first, *others) = run.shard(batches())
     found = [run.step(first, watch=True)]
     axes = {"all_gather": "shard", "reduce_scatter": "shard", "all_reduce": "replica"}
-    seen = [(call.operation, call.axis, call.nbytes) for call in run.explain()]
-    received = {
-        kind: sum(n for one, on, n in seen if (one, on) == (kind, axis)) for kind, axis in axes.items()
-    }
+    seen = {call.operation for call in run.explain() if call.nbytes and axes.get(call.operation) == call.axis}
     found += [run.step(batch) for batch in others]
     same(found, alone(net(), batches()))
-    assert received["all_gather"] > 0
-    say("the losses of one process;", sorted(kind for kind, nbytes in received.items() if nbytes))
+    say("the losses of one process;", sorted(seen))
 
 
 def gathers() -> None:
@@ -91,7 +87,7 @@ def all_together() -> None:
     """Shards, low-rank gradients and 16 bits in one plan."""
     plan = up.Plan(data=2, zero=2, precision="bf16", compression=up.PowerSGD(rank=4, start=1))
     run, rows = planned(plan, net()), batches(count=1) * 20  # the loss falls from 1.03 to 0.62
-    found = [run.step(batch, watch=True) for batch in run.shard(rows)]
+    found = [run.step(batch, watch=step == 19) for step, batch in enumerate(run.shard(rows))]
     same(found, alone(net(), rows), within=5e-2, beyond=2e-3)
     assert any("averaged, compressed, and each rank keeps its part" in call.why for call in run.explain())
     say("follows one process in f32")
