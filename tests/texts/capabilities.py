@@ -243,8 +243,10 @@ CAPABILITIES = (
     Capability(P, "weights moved away after forward save nothing", "the same, on virtual GPUs",
         "devices.py moved_away", 1, ("autograd keeps 16384 bytes on the GPU",), gpus=2),
     Capability(P, "weights that wait in memory or a file",
-        '`up.Plan(swap="disk")`, `up.Swapped(store=up.Host())`', "stages.py swaps", 2,
+        '`up.Plan(swap="disk")`', "stages.py swaps", 2,
         ("memory has the losses without swapping, bit for bit", "disk has the losses without swapping")),
+    Capability(P, "weights of a GPU that wait in the host's memory", "`up.Swapped(store=up.Host())`",
+        "devices.py swapped", 1, ("the losses of AdamW, bit for bit; no weight stays on the GPU",), gpus=2),
     Capability(P, "the same under ZeRO", '`up.Plan(data=2, zero=3, swap="disk")`',
         "stages.py swaps_with_zero", 2, ("the losses of one process",)),
 

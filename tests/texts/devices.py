@@ -69,7 +69,8 @@ def pipe() -> None:
     one, relu, two = net()
     piped = up.Pipe(nn.Sequential(nn.Sequential(one, relu).to("cuda:0"), two.to("cuda:1")), chunks=4)
     x, y = rows()
-    optimizer, found = torch.optim.SGD(piped.parameters(), 0.1), []
+    optimizer, found, parts = torch.optim.SGD(piped.parameters(), 0.1), [], []
+    two.register_forward_hook(lambda _, given, __: parts.append(len(given[0])))
     for _ in range(3):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(piped(x.to("cuda:0")).local_value(), y.to("cuda:1"))
@@ -77,6 +78,7 @@ def pipe() -> None:
         optimizer.step()
         found.append(loss.item())
     same(found, steps(net(), x, y))
+    assert parts == [3] * 3 * (4 + 3)  # four micro-batches of 3 rows, three of them once more in backward
     say("the losses of one device")
 
 

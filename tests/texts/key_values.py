@@ -27,6 +27,7 @@ def kinds() -> None:
                 later = threading.Timer(0.1, store.set, ("late", "1"))
                 later.start()
                 store.wait(["late"], timedelta(seconds=30))
+                assert store.check(["late"])
                 later.join()
                 say(type(store).__name__, store.get("key").decode(), store.get("count").decode())
     threads()

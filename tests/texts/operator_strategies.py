@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from told import refusal, say
+from told import of_all, refusal, say
 from torch import nn
 from trained import alone, planned, same
 
@@ -65,8 +65,9 @@ def operators() -> None:
     dist.init_process_group("unisono")
     torch.manual_seed(0)
     x, w = torch.randn(6, 16), torch.randn(16, 32)
-    y = up.whole(up.shard(torch.matmul, ((4, 1), (1, 1)))(x, w))
-    torch.testing.assert_close(y, x @ w)
+    y = up.shard(torch.matmul, ((4, 1), (1, 1)))(x, w)
+    assert of_all(len(y.to_local())) == [2, 1, 2, 1]
+    torch.testing.assert_close(up.whole(y), x @ w)
     say("6 rows by 4 ranks: right")
     images, kernels = torch.randn(4, 3, 5, 5), torch.randn(8, 3, 3, 3)
     cut = up.shard(nn.functional.conv2d, ((4, 1, 1, 1), (1, 1, 1, 1)))
@@ -80,7 +81,9 @@ def operators() -> None:
 def trains(plan: up.Plan, n: int) -> None:
     """The network of strategies under a plan, beside the plain one in one process."""
     run = planned(plan, Net(n), sgd, nn.functional.cross_entropy, sample=rows()[0])
-    same([run.step(batch) for batch in run.shard([rows()] * 4)], wanted())
+    same([run.step(batch, watch=at == 3) for at, batch in enumerate(run.shard([rows()] * 4))], wanted())
+    why = "up.shard: a value goes into the layout of an operator"
+    assert {call.operation for call in run.explain() if call.why == why} >= {"all_gather", "all_reduce"}
     say("the losses of one process")
 
 

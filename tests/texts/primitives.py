@@ -105,6 +105,7 @@ def inverse() -> None:
         assert (back == own).all()
         whole = rows if world.rank == 0 else np.empty((world.size, 3))
         world.broadcast(whole)
+        assert (whole == world.all_gather(own)).all()
         say(f"scatter leaves {back.nbytes} bytes on a rank, broadcast {whole.nbytes}")
 
 

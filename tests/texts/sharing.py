@@ -9,7 +9,7 @@ import torch.distributed as dist
 from told import of_all, say
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from trained import adam, alone, batches, net, planned, same
+from trained import adam, alone, batches, kept, net, planned, same
 
 import unisono as un
 import unisono.parallel as up
@@ -21,12 +21,11 @@ def within_a_node() -> None:
     run = planned(up.Plan(data=4, zero=3, shard=2), net())
     (first, *others) = run.shard(batches())
     found = [run.step(first, watch=True)]
-    received = {kind: sum(call.nbytes for call in run.explain() if call.operation == kind)
-                for kind in ("all_gather", "reduce_scatter", "all_reduce")}  # fmt: skip
+    axes = {"all_gather": "shard", "reduce_scatter": "shard", "all_reduce": "replica"}
+    seen = {call.operation for call in run.explain() if call.nbytes and axes.get(call.operation) == call.axis}
     found += [run.step(batch) for batch in others]
     same(found, alone(net(), batches()))
-    assert received["all_gather"] > 0
-    say("the losses of one process;", sorted(kind for kind, nbytes in received.items() if nbytes))
+    say("the losses of one process;", sorted(seen))
 
 
 def gathers() -> None:
@@ -41,6 +40,7 @@ def gathers() -> None:
 def inference() -> None:
     run, x = planned(up.Plan(data=2, zero=3), net()), batches()[0][0]
     model = net()
+    assert kept(run) * 2 == sum(parameter.numel() for parameter in model.parameters())
     for batch in run.shard([(x, x)]):
         torch.testing.assert_close(run.predict(batch[0]), model(batch[0]), rtol=0, atol=1e-6)
     say("outputs of one process")
@@ -60,6 +60,7 @@ def low_rank() -> None:
         optimizer.step()
     weights = of_all(nn.utils.parameters_to_vector(model.parameters()).tolist())
     assert weights[0] == weights[1]
+    assert torch.linalg.matrix_rank(model[2].weight.grad) == 4
     say(
         {
             name: str(getattr(hook.choices[name], "name", hook.choices[name]))
@@ -76,15 +77,19 @@ def low_rank_call() -> None:
         x, codec = common * (world.rank + 1), un.LowRank(rank=4)
         world.all_reduce(x, codec=codec)
         assert np.linalg.norm(x - 3 * common) < 1e-4 * np.linalg.norm(x)
+        y = rng.standard_normal((64, 32)).astype(np.float32)
+        world.all_reduce(y, codec=codec)
+        assert np.linalg.matrix_rank(y) == 4
         say(codec.nbytes((64, 32)), "bytes in place of", common.nbytes)
 
 
 def all_together() -> None:
     """Shards, low-rank gradients and 16 bits in one plan."""
     plan = up.Plan(data=2, zero=2, precision="bf16", compression=up.PowerSGD(rank=4, start=1))
-    run = planned(plan, net())
-    found = [run.step(batch) for batch in run.shard(batches())]
-    same(found, alone(net(), batches()), within=5e-2)
+    run, rows = planned(plan, net()), batches(count=1) * 20  # the loss falls from 1.03 to 0.62
+    found = [run.step(batch, watch=step == 19) for step, batch in enumerate(run.shard(rows))]
+    same(found, alone(net(), rows), within=5e-2, beyond=2e-3)
+    assert any("averaged, compressed, and each rank keeps its part" in call.why for call in run.explain())
     say("follows one process in f32")
 
 
@@ -107,7 +112,7 @@ def formats() -> None:
         say(name, "error at most 2^", round(np.log2(bound)))
     with un.init_process_group() as world:
         for name in ("1-6-9", "0-6-10"):
-            y = np.full(8, 1.5, np.float32)
+            y = np.full(8, 1.5 + 2.0**-12, np.float32)  # which both formats round to 1.5
             world.all_reduce(y, codec=name)
             assert (y == 1.5 * world.size).all()
         say("all_reduce in both")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from told import of_all, say
+from told import of_all, refusal, say
 from torch import nn
-from trained import alone, batches, net, planned, same
+from trained import alone, batches, kept, net, planned, same
 
 import unisono.parallel as up
 from unisono.parallel.pipeline.schedule import predict, schedule
@@ -61,6 +61,9 @@ def checkpointed() -> None:
 
 def between_hosts() -> None:
     run = trains(up.Plan(pipeline=2, micro_batches=8, schedule="gpipe"))
+    first, second = of_all([*run.parameters])
+    assert len(first) == len(second) == 6
+    assert not {*first} & {*second}
     assert len(run.timeline().text(60).splitlines()) >= 2
     say("the losses of one process, stages on two hosts")
 
@@ -74,7 +77,8 @@ def recorded() -> None:
 def axes() -> None:
     for plan in (up.Plan(tensor=2, pipeline=2, micro_batches=4, schedule="gpipe"),
                  up.Plan(data=2, pipeline=2, micro_batches=4)):  # fmt: skip
-        trains(plan)
+        run = trains(plan)
+        assert kept(run) * plan.tensor * plan.pipeline < 1.1 * sum(p.numel() for p in net().parameters())
         say(f"tensor={plan.tensor} data={plan.data} pipeline=2: the losses of one process")
 
 
@@ -85,16 +89,21 @@ def automatic() -> None:
 
 
 def precisions() -> None:
+    """Rounded, and as good: 20 steps on the same rows bring the loss from 1.03 to 0.62."""
+    rows = batches(count=1) * 20
     for precision in ("fp16", "bf16", "autocast"):
-        trains(up.Plan(data=2, precision=precision), within=3e-2)
+        run = planned(up.Plan(data=2, precision=precision), net())
+        same([run.step(batch) for batch in run.shard(rows)], alone(net(), rows), within=2e-3, beyond=5e-6)
         say(precision, "follows f32")
 
 
 def tf32() -> None:
     """Off by default; a CPU has none."""
     assert not torch.backends.cuda.matmul.allow_tf32
-    assert not up.Plan().tf32
+    trains(up.Plan(data=2))
+    assert torch.get_float32_matmul_precision() == "highest"
     trains(up.Plan(data=2, tf32=True))
+    assert torch.get_float32_matmul_precision() == "high"
     say("off by default")
 
 
@@ -102,14 +111,21 @@ def swaps() -> None:
     for store in ("memory", "disk"):
         run = planned(up.Plan(data=2, swap=store), net())
         found = [run.step(batch) for batch in run.shard(batches())]
+        waits(run)
         plain = planned(up.Plan(data=2), net())
         assert found == [plain.step(batch) for batch in plain.shard(batches())]
         same(found, alone(net(), batches()))
         say(store, "has the losses without swapping, bit for bit")
 
 
+def waits(run: up.Run) -> None:
+    """Between steps no parameter is in memory."""
+    for parameter in run.parameters.values():
+        assert "its values are in memory only while its unit computes" in refusal(parameter.sum, RuntimeError)
+
+
 def swaps_with_zero() -> None:
-    trains(up.Plan(data=2, zero=3, swap="disk"))
+    waits(trains(up.Plan(data=2, zero=3, swap="disk")))
     say("the losses of one process")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 import unisono.parallel as up
 
@@ -52,5 +53,12 @@ def planned(
     return up.parallelize(model, plan, optimizer=make, loss=loss_of, **how)
 
 
-def same(found: list[float], wanted: list[float], within: float = 1e-6) -> None:
-    assert max(abs(a - b) for a, b in zip(found, wanted, strict=True)) < within, (found, wanted)
+def same(found: list[float], wanted: list[float], within: float = 1e-6, beyond: float = -1.0) -> None:
+    """The losses differ by less than `within`; and by more than `beyond`, where something is rounded."""
+    worst = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
+    assert beyond < worst < within, (worst, found, wanted)
+
+
+def kept(run: up.Run) -> int:
+    """The elements of parameters that this rank keeps."""
+    return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in run.parameters.values())

@@ -19,11 +19,13 @@ from unisono.codecs.low_rank import orthonormal
 MODULES = ("compression", "compressed_runs")
 CHECKS = [check for check in suite.checks("parallel") if check.partition(".")[0] in MODULES]
 UNITS = [check for check in suite.checks("parallel") if check.startswith("compressed_units.")]
+SETS = [(size, CHECKS) for size in cases([3], long=[2])] + [(size, UNITS) for size in cases([4], long=[2, 3])]
 
 
-@pytest.mark.parametrize("size", cases([3], long=[2]))
-def test_checks(forks: suite.Forks, size: int, subtests: pytest.Subtests) -> None:
-    for check, text in run_all(forks, size, "parallel", CHECKS, HANG_S).items():
+@pytest.mark.parametrize("size, checks", SETS, ids=[f"{size}-{those[0]}" for size, those in SETS])
+def test_checks(forks: suite.Forks, size: int, checks: list[str], subtests: pytest.Subtests) -> None:
+    """UNITS: where data ranks share, and in low precision; four ranks also with shard=2."""
+    for check, text in run_all(forks, size, "parallel", checks, HANG_S).items():
         if text:
             with subtests.test(check=check):
                 pytest.fail(text, pytrace=False)
@@ -31,15 +33,6 @@ def test_checks(forks: suite.Forks, size: int, subtests: pytest.Subtests) -> Non
 
 def job(do: str, compression: str = "both", **plan: Any) -> dict[str, Any]:
     return {"do": do, "model": "tied", "plan": plan, "compression": compression}
-
-
-@pytest.mark.parametrize("size", cases([4], long=[2, 3]))
-def test_units(forks: suite.Forks, size: int, subtests: pytest.Subtests) -> None:
-    """Where data ranks share, and in low precision; four ranks also with shard=2."""
-    for check, text in run_all(forks, size, "parallel", UNITS, HANG_S).items():
-        if text:
-            with subtests.test(check=check):
-                pytest.fail(text, pytrace=False)
 
 
 @pytest.mark.sweep  # compressed_runs.py loads under the same plan, bit for bit

@@ -401,6 +401,8 @@ class GradientAccumulation:
         calls: how many have added their gradients.
         lost: what `backward` has added to this rank's loss.
         own_loop: `backward` has added what waits.
+        excess: the factor by which the gradients of all calls exceed those of one mean over their rows or
+            labels; under "counted" that of rows, for labels are counted later.
     """
 
     def __init__(self, *, sums: bool = False) -> None:
@@ -408,6 +410,7 @@ class GradientAccumulation:
         self.lost: Any = 0.0
         self.own_loop = False
         self._unit = self._total = 0.0
+        self.excess = 1.0
         self._kept = (1.0, 1.0)  # the least and the largest share of labels that count, over all parts
 
     def weights(self, cut: CutBatch) -> list[float]:
@@ -419,9 +422,10 @@ class GradientAccumulation:
         if self._sums:
             return cut.weights
         if self.calls == 0:
-            self._unit, self._total, self._kept = cut.total, 0.0, cut.kept
+            self._unit, self._total, self._kept, self.excess = cut.total, 0.0, cut.kept, 1.0
             return cut.weights
         check_even(min(self._kept[0], cut.kept[0]), max(self._kept[1], cut.kept[1]))
+        self.excess += cut.total / self._unit
         return [weight * cut.total / self._unit for weight in cut.weights]
 
     def ratio(self, count: float) -> float:

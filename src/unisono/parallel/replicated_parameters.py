@@ -61,7 +61,9 @@ class GradientBucket:
         self.reducing = True
         self.fill()
         if compression is not None:
-            compression.begin(self.parts(), self._flat, label=self._label, exact=[self._used])
+            unused = {one for one, mine in zip(self.parameters, self.mine, strict=True) if not mine}
+            options: Any = {"label": self._label, "exact": [self._used], "unused": unused}
+            compression.begin(self.parts(), self._flat, **options)
             return
         with record_function(f"up::gradients|{self._label}"):
             self.work = dist.all_reduce(self._flat, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
@@ -110,6 +112,10 @@ class GradientBucket:
         for parameter, part, mine in zip(self.parameters, self._parts, self.mine, strict=True):
             wanted = mine or (uneven_use and parameter.requires_grad)
             parameter.grad = like(part, parameter) if wanted else None
+
+    def unused(self) -> list[nn.Parameter]:
+        """The parameters that no rank has used. It waits for the device."""
+        return [one for one, used in zip(self.parameters, self._used.tolist(), strict=True) if not used]
 
     def check_used(self) -> None:
         """Raise RuntimeError if only some ranks have used a parameter. It waits for the device."""
@@ -217,6 +223,8 @@ class ReplicatedParameters:
         for bucket in self.buckets:
             bucket.wait()
         for bucket in self.buckets:
+            if self.compression is not None and not self._uneven_use:
+                self.compression.settle(undo=True, of=bucket.unused())
             bucket.finish_step(uneven_use=self._uneven_use)
 
     def _count(self, number: int, parameter: nn.Parameter) -> None:

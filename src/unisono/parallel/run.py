@@ -119,6 +119,7 @@ class Run:
         self._loss_check: LossCheck | None = None  # of the first step that cuts a loss which may be no mean
         if not (loss is None or self._weigh in ("rows", SUM) or is_mean(loss)):
             self._loss_check = LossCheck(loss, self._weigh, self._ignored, built.mesh.axes.device_type)
+        self._accumulated = self._accumulation()
         self.compression = None if isinstance(built.units, ParameterSwap) else built.units.compression
         self._named = built.named
         self._overflowed: list[bool] = []  # under unit scales: that of the loss, of each unit
@@ -128,8 +129,10 @@ class Run:
             units = {path: one for path, one in built.model.named_modules() if one in own}
             self._scales = UnitScales(units, built.names, self.scaler)
         if self.compression is not None:
-            scaler, scales = self.scaler, self._scales
-            self.compression.scale = scales.scale_of if scales else lambda _: scaler.scale
+            scaler, scales, calls = self.scaler, self._scales, self._accumulated
+            self.compression.scale = lambda name: (
+                calls.excess * (scales.scale_of(name) if scales else scaler.scale)
+            )
         self.swap = built.swap
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
@@ -154,7 +157,7 @@ class Run:
         self._watched: StepTrace | None = None
         self._checkpoints = CheckpointWriter()
         self._statistics, self._written = built.statistics(self.mesh), WrittenParameters(built)
-        self._accumulated, self._waiting = self._accumulation(), list[Any]()  # its gradients after a step
+        self._waiting = list[Any]()  # the accumulated gradients after a step
         self._outside = ""  # what the program has done since the last step, and the plan would lose
         self._replaced = False  # other values are in place of the weights
         self._outer: OuterOptimizer | None = None

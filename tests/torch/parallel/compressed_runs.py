@@ -142,6 +142,11 @@ def check_who_used_a_parameter_is_counted_exactly(rank, size):
         )
         x = torch.randn(4, 16, generator=torch.Generator().manual_seed(rank))
         run.step((x, x))
+        before = {name: one.clone() for name, one in run.compression.buffers().items() if "used" in name}
+        run.step((x.index_fill(1, torch.tensor(0), 1e4), x))  # no rank uses it
+        after = run.compression.buffers()
+        assert before
+        assert all(torch.equal(after[name], one) for name, one in before.items())
         if rank == 0:
             x = x.clone()
             x[:, 0] = 1e4
@@ -151,14 +156,19 @@ def check_who_used_a_parameter_is_counted_exactly(rank, size):
         same_everywhere(dict(run.model.named_parameters()))
 
 
-def check_a_checkpoint_goes_on_bit_for_bit(rank, size):
+def shared_folder(rank: int) -> str:
     folder = [tempfile.mkdtemp()] if rank == 0 else [None]
     dist.broadcast_object_list(folder, 0)
+    return folder[0]
+
+
+def check_a_checkpoint_goes_on_bit_for_bit(rank, size):
+    folder = shared_folder(rank)
     batches = models.CASES["mlp"].batches(8, 4 * size)
     for number, settings in enumerate(
         (up.PowerSGD(rank=2, start=2, saving=1.0, errors="1-6-9"), up.Compressed("int8", small=0))
     ):
-        plan, path = up.Plan(data=size, compression=settings), f"{folder[0]}/{number}"
+        plan, path = up.Plan(data=size, compression=settings), f"{folder}/{number}"
         run = planned(plan, "mlp")
         for batch in run.shard(batches[:4]):
             run.step(batch)

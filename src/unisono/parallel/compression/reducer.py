@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -114,81 +114,77 @@ class Compression:
         flat: Tensor,
         *,
         label: str,
+        kind: str = "compressed",
         exact: Sequence[Tensor] = (),
+        unused: Container[Tensor] = (),
         done: Callable[[], object] = lambda: None,
     ) -> None:
         """Start to average the gradients of a bucket, in place.
 
         Args:
             pairs: parameters, and their gradients, which are parts of `flat`.
+            kind, label: what a trace calls it.
             exact: further values in `flat`, which are always averaged exactly.
+            unused: parameters without a gradient on this rank; see `settle`.
             done: called when the averages are complete.
         """
 
         def steps() -> Steps[None]:
             if self.active:
-                yield from self._steps(pairs, exact)
+                yield from self._steps(pairs, exact, unused)
             else:
                 yield from exact_mean(flat, self._group)
             done()
 
-        self._flight.begin(f"up::{'compressed' if self.active else 'gradients'}|{label}", steps())
+        self._flight.begin(f"up::{kind if self.active else 'gradients'}|{label}", steps())
 
     def is_exact(self, parameter: Tensor) -> bool:
         """Whether its gradient is sent as it is: also where it was frozen when this began."""
         held = self._held.get(parameter)
         return held is None or held.choice == "exact"
 
-    def average(self, pairs: Sequence[Pair], label: str) -> None:
-        """Average the gradients of a unit, in place, and wait for them. The step goes on."""
-        known = [(self._held.get(parameter), gradient) for parameter, gradient in pairs]
-        scaled = [(gradient, self.scale(held.name)) for held, gradient in known if held is not None]
-        for gradient, scale in scaled:
-            gradient.div_(scale)
-        self._flight.begin(label, self._steps(pairs, ()))
+    def finish(self, *, step: bool = True) -> None:
+        """Wait for the averages that were started. step: they end one."""
         self._flight.finish()
-        for gradient, scale in scaled:
-            gradient.mul_(scale)
-
-    def average_exactly(self, flat: Tensor, label: str) -> None:
-        """Average one vector as it is, in place, and wait for it."""
-        self._flight.begin(label, exact_mean(flat, self._group))
-        self._flight.finish()
-
-    def finish(self) -> None:
-        """Wait for the averages of all buckets that were started: the end of a step."""
-        self._flight.finish()
-        self.steps += 1
+        self.steps += step
 
     def reset(self) -> None:
         """Clean up after a step that ended with an error."""
         self._flight.drop()
         self.settle(undo=True)
 
-    def settle(self, *, undo: bool) -> None:
-        """End a tentative step. undo: it is skipped, and the buffers are those from before it."""
-        for held in self._held.values() if self._tentative else ():
+    def settle(self, *, undo: bool, of: Iterable[Tensor] | None = None) -> None:
+        """End a tentative step. undo: it is skipped, and the buffers are those from before it; or only those
+        `of` parameters that no rank has used, for which it has averaged nobody's gradient.
+        """
+        for held in filter(None, map(self._held.get, self._held if of is None else of)):
             held.settle(undo=undo)
 
     # ---- one bucket ----
 
-    def _steps(self, pairs: Sequence[Pair], exact: Sequence[Tensor]) -> Steps[None]:
-        known = [(self._held.get(parameter), gradient) for parameter, gradient in pairs]
-        sent = [(held, gradient) for held, gradient in known if held is not None and held.choice != "exact"]
-        for held, _ in sent if self._tentative else ():
-            held.hold()
-        # a parameter that was frozen when this began is exact, too
-        as_is = [gradient for held, gradient in known if held is None or held.choice == "exact"]
-        as_is += exact
-        ranked = [(held, gradient) for held, gradient in sent if held.rank]
+    def _steps(
+        self, pairs: Sequence[Pair], exact: Sequence[Tensor] = (), unused: Container[Tensor] = ()
+    ) -> Steps[None]:
+        ranked: list[tuple[CompressionState, Tensor]] = []
         coded: dict[Codec, list[tuple[CompressionState, Tensor]]] = {}
-        for held, gradient in sent:
-            if isinstance(held.choice, Codec):
-                coded.setdefault(held.choice, []).append((held, gradient))
+        as_is, scaled = [*exact], []
+        for parameter, gradient in pairs:
+            held = self._held.get(parameter)
+            if held is None or held.choice == "exact":  # None: it was frozen when this began
+                as_is.append(gradient)
+                continue
+            if self._tentative or parameter in unused:
+                held.hold()
+            if (scale := self.scale(held.name)) != 1:
+                scaled.append((gradient.div_(scale), scale))
+            sent = coded.setdefault(held.choice, []) if isinstance(held.choice, Codec) else ranked
+            sent.append((held, gradient))
         parts = [self._exact(as_is)] if as_is else []
         parts += [self._coded(codec, those) for codec, those in coded.items()]
         parts += [self._low_rank(ranked)] if ranked else []
-        return concurrently(*parts)
+        yield from concurrently(*parts)
+        for gradient, scale in scaled:
+            gradient.mul_(scale)
 
     def _exact(self, gradients: list[Tensor]) -> Steps[None]:
         """One vector of all small parameters."""

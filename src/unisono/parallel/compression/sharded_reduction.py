@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from unisono.errors import UnfitError
 from unisono.parallel.gradients import local
-from unisono.torch_internals import fsdp, version_names
+from unisono.torch_internals import autograd, fsdp, version_names
 
 from .reducer import Compression
 from .settings import CompressionSettings
@@ -38,14 +38,14 @@ def compress_units(root: nn.Module, compression: Compression, *, parts: bool, co
 
     Args:
         parts: a rank's rows, after the reduce-scatter; False: whole gradients, in place of it.
-        counts: steps end with the reduction of the last unit, and not with `compression.finish`.
+        counts: each backward that reduces is a step; otherwise `compression.finish` ends it.
     """
     units: list[tuple[str, Any]] = [one for one in root.named_modules() if isinstance(one[1], FSDPModule)]
-    done: set[str] = set()
+    seen: dict[str, int] = {}
     for path, unit in units:
         reduction = UnitReduction(compression, partial(fsdp.trained, unit), path or "the root")
         if counts:
-            reduction.then = partial(_count, compression, done, path, [one for _, one in units])
+            reduction.before = partial(_count, compression, seen, path)
         if parts:
             unit.set_all_reduce_hook(reduction.average_part)
         else:
@@ -61,19 +61,23 @@ def compress_module(root: Any, settings: CompressionSettings) -> Compression:
             raise TypeError(
                 f"attach: {name!r} is {what}; call fully_shard of the model, over a mesh of one axis, before"
             )
-    group = next(iter(named.values())).device_mesh.get_group()
+    mesh, *others = {value.device_mesh for value in named.values()}
+    if others:
+        raise TypeError(f"attach: units are cut over {len(others) + 1} meshes, expected one")
+    group = mesh.get_group()
     compression = Compression(settings, named, group, whole=True)
     if group.size() > 1:
         compress_units(root, compression, parts=False, counts=True)
     return compression
 
 
-def _count(compression: Compression, done: set[str], path: str, units: Sequence[nn.Module]) -> None:
-    """A unit was reduced. The step ends with the last one."""
-    done.add(path)
-    if len(done) == sum(bool(fsdp.trained(unit)) for unit in units):
-        done.clear()
-        compression.finish()
+def _count(compression: Compression, seen: dict[str, int], path: str) -> None:
+    """A unit is about to be reduced; `seen` has when each was. A step is a backward, of whichever units."""
+    step = compression.steps
+    if step not in seen.values() or seen.get(path) == step:  # again: a backward ended with an error
+        seen.clear()
+        autograd.after_backward(compression.finish)
+    seen[path] = step
 
 
 class UnitReduction:
@@ -87,7 +91,7 @@ class UnitReduction:
         self, compression: Compression, trained: Callable[[], Sequence[nn.Parameter]], label: str
     ) -> None:
         self._compression, self._trained, self._label = compression, trained, label
-        self.then: Callable[[], None] = lambda: None  # after each reduction
+        self.before: Callable[[], None] = lambda: None  # each reduction
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for a message."""
@@ -99,16 +103,18 @@ class UnitReduction:
     ) -> None:  # fmt: skip
         """Average over the ranks; `output_tensor` gets this rank's rows of each parameter."""
         del async_op
-        self._reduce(output_tensor, input_tensor, group, op)
-        self.then()
-
-    def _reduce(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any) -> None:
+        self.before()
+        if op != dist.ReduceOp.AVG:
+            raise UnfitError(
+                f"gradients of {self._label} are scaled or summed, and compression averages them: leave out "
+                "set_gradient_divide_factor and set_force_sum_reduction_for_comms"
+            )
         if input_tensor.dtype != torch.float32:
             raise TypeError(
                 f"gradients of {self._label} are reduced in {input_tensor.dtype}, and compression takes f32: "
                 "MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
-        places, size, rank = self._places(output_tensor.numel(), group.size()), group.size(), group.rank()
+        places, size, rank = self._places(output_tensor.numel()), group.size(), group.rank()
         if not self._compression.active:
             version_names.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
             return
@@ -124,7 +130,8 @@ class UnitReduction:
             for parameter, at in places
             if at not in exact
         }
-        self._compression.average([*whole.items()], f"up::compressed units|{self._label}")
+        self._compression.begin([*whole.items()], given, label=self._label, kind="compressed units")
+        self._compression.finish(step=False)
         for parameter, at in places:
             if parameter in whole:
                 own = whole[parameter].view(-1)[rank * (at.stop - at.start) :][: at.stop - at.start]
@@ -132,19 +139,17 @@ class UnitReduction:
 
     def average_part(self, part: Tensor) -> None:
         """Average this rank's rows over the replicas, in place: the hook after the reduce-scatter."""
-        places = self._places(part.numel(), None)
-        if not self._compression.active:
-            self._compression.average_exactly(part, f"up::gradients|{self._label}")
-            return
+        places = self._places(part.numel())
         rows = [(one, part[at][: local(one).numel()].view(local(one).shape)) for one, at in places]
-        self._compression.average(rows, f"up::compressed|{self._label}")
+        self._compression.begin(rows, part, label=self._label)
+        self._compression.finish(step=False)
 
-    def _places(self, numel: int, ranks: int | None) -> list[tuple[nn.Parameter, slice]]:
-        """Where each parameter's rows are in a message of one rank. ranks: that share; None: of its mesh."""
+    def _places(self, numel: int) -> list[tuple[nn.Parameter, slice]]:
+        """Where each parameter's rows are in a message of one rank."""
         found: list[tuple[nn.Parameter, slice]] = []
         end = 0
         for parameter in self._trained():
-            sharing = ranks or parameter.device_mesh.size()  # type: ignore[attr-defined]
+            sharing = parameter.device_mesh.size()  # type: ignore[attr-defined]
             start, end = end, end + math.ceil(len(parameter) / sharing) * math.prod(parameter.shape[1:])
             found.append((parameter, slice(start, end)))
         if end != numel:

@@ -173,9 +173,11 @@ class DryCompression:
                     held.factor = torch.zeros(held.rank, shape[1:].numel())
                 self._held[value] = held
 
-    def begin(self, pairs: Sequence[Pair], flat: Tensor, *, label: str, exact: Sequence[Tensor] = ()) -> None:
+    def begin(
+        self, pairs: Sequence[Pair], flat: Tensor, *, exact: Sequence[Tensor] = (), **_more: object
+    ) -> None:
         """Average a bucket. The messages of the one before are under way until this one's are."""
-        del flat, label
+        del flat
         with self._watch.labelled("buffers"):
             self._live = [*self._live[-1:], self._sent(pairs, sum(each.numel() for each in exact))]
 
@@ -185,6 +187,9 @@ class DryCompression:
 
     def reset(self) -> None:
         """None is under way."""
+
+    def settle(self, **_: object) -> None:
+        """Buffers have no values."""
 
     def _sent(self, pairs: Sequence[Pair], used: int) -> list[Tensor]:
         exact, ranked, made = used, 0, []
