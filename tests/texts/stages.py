@@ -78,7 +78,8 @@ def axes() -> None:
     for plan in (up.Plan(tensor=2, pipeline=2, micro_batches=4, schedule="gpipe"),
                  up.Plan(data=2, pipeline=2, micro_batches=4)):  # fmt: skip
         run = trains(plan)
-        assert kept(run) * plan.tensor * plan.pipeline < 1.1 * sum(p.numel() for p in net().parameters())
+        whole = sum(parameter.numel() for parameter in net().parameters())
+        assert sum(of_all(kept(run))) < 1.5 * plan.data * whole  # without cuts: 4 times the whole
         say(f"tensor={plan.tensor} data={plan.data} pipeline=2: the losses of one process")
 
 
