@@ -50,7 +50,7 @@ struct CallResult {
   nanobind::object owner = {};            // the array, or what holds the number; invalid: None
   const unsigned char* number = nullptr;  // where it lies
   unisono::DType dtype{};
-  bool scalar = false;  // the array's only element
+  bool scalar = false;           // the array's only element
   nanobind::object unpack = {};  // writes packed outputs back, once; invalid: there are none
 
   void write_back() const {

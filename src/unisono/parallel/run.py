@@ -123,16 +123,9 @@ class Run:
         self.compression = None if isinstance(built.units, ParameterSwap) else built.units.compression
         self._named = built.named
         self._overflowed: list[bool] = []  # under unit scales: that of the loss, of each unit
-        self._scales: UnitScales | None = None
-        if plan.unit_scales:
-            own = {*own_units(built.model, built.structure.units)}
-            units = {path: one for path, one in built.model.named_modules() if one in own}
-            self._scales = UnitScales(units, built.names, self.scaler)
+        self._scales = _scales_of_units(built, self.scaler) if plan.unit_scales else None
         if self.compression is not None:
-            scaler, scales, calls = self.scaler, self._scales, self._accumulated
-            self.compression.scale = lambda name: (
-                calls.excess * (scales.scale_of(name) if scales else scaler.scale)
-            )
+            self.compression.scale = _factors(self.scaler, self._scales, self._accumulated)
         self.swap = built.swap
         self._trained = {name: value for name, value in self._named.items() if value.requires_grad}
         self._make, given = optimizer, Parameters(self._trained)
@@ -1031,6 +1024,19 @@ STRAY = (
     "a backward that is not of this run has added to gradients that wait for its update, on each rank those "
     "of its own rows. Write other.backward(loss, also=[this run]), or call this run's update before it"
 )
+
+
+def _scales_of_units(built: ModelSetup, scaler: LossScaler) -> UnitScales:
+    own = {*own_units(built.model, built.structure.units)}
+    units = {path: one for path, one in built.model.named_modules() if one in own}
+    return UnitScales(units, built.names, scaler)
+
+
+def _factors(
+    scaler: LossScaler, scales: UnitScales | None, calls: GradientAccumulation
+) -> Callable[[str], float]:
+    """By what the gradients of a unit are multiplied."""
+    return lambda name: calls.excess * (scales.scale_of(name) if scales else scaler.scale)
 
 
 def _same(one: tuple[Any, int], other: tuple[Any, int]) -> bool:
