@@ -11,7 +11,6 @@ from __future__ import annotations
 import typing as _typing
 
 from unisono.engine.environment import env as _env
-from unisono.mpi import argument_types as _argument_types
 from unisono.mpi import constants as _constants
 from unisono.mpi import handle as _handle
 from unisono.mpi.buffers import (
@@ -110,10 +109,7 @@ globals().update(_OPS)
 
 
 def _name_constants() -> None:
-    """Handles that are constants pickle by name; classes say that they are of this module.
-
-    Public callables check the classes of their arguments.
-    """
+    """Handles that are constants pickle by name; classes say that they are of this module."""
     classes: set[type] = set()
     for name, value in list(globals().items()):
         if isinstance(value, _handle.Handle) and (value or name.endswith("_NULL")):
@@ -123,12 +119,6 @@ def _name_constants() -> None:
             classes.update(value.__mro__)
     for one in classes:
         _handle.name_methods(one)
-    handles = {one.__name__: one for one in classes if issubclass(one, _handle.Handle | Status)}
-    for one in classes:
-        _argument_types.check_class(one, handles)
-    for name, value in list(globals().items()):
-        if getattr(value, "__module__", "").startswith("unisono.mpi.") and not isinstance(value, type | Op):
-            globals()[name] = _argument_types.checked(value, handles) if callable(value) else value
 
 
 if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error

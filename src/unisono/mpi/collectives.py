@@ -70,16 +70,13 @@ class Collectives:
 
     def _gatherv(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
         """Gather blocks of any sizes on the root."""
+        return self._gather_by(lane, sendbuf, recvbuf, root, vector)
+
+    def _gather_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
         root = check_root(root, lane.size)
-        blocks = vector(recvbuf, lane.size, writable=True) if lane.rank == root else None
+        blocks = parts(recvbuf, lane.size, writable=True) if lane.rank == root else None
         mine = None if lane.rank == root and in_place(sendbuf) else simple(sendbuf, writable=False)
-        own = mine if mine is not None else blocks[root]  # type: ignore[index]
-        packed, rooms = own.pack(), None if blocks is None else [block.room() for block in blocks]
-        return Plan(
-            schedules.gather(lane, mine, blocks, root),
-            lambda group, later: group.gather(packed, rooms, root, async_op=later),
-            None if blocks is None else _filled_from(blocks, rooms),
-        )
+        return Plan(schedules.gather(lane, mine, blocks, root))
 
     def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
         """Give every rank a block of the root, of one size."""
@@ -100,16 +97,13 @@ class Collectives:
 
     def _scatterv(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
         """Give every rank a block of the root, of any sizes."""
+        return self._scatter_by(lane, sendbuf, recvbuf, root, vector)
+
+    def _scatter_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
         root = check_root(root, lane.size)
-        blocks = vector(sendbuf, lane.size, writable=False) if lane.rank == root else None
+        blocks = parts(sendbuf, lane.size, writable=False) if lane.rank == root else None
         mine = None if in_place(recvbuf) and lane.rank == root else simple(recvbuf, writable=True)
-        packed = None if blocks is None else [block.pack() for block in blocks]
-        room = np.empty(packed[root].size, np.uint8) if mine is None else mine.room()  # type: ignore[index]
-        return Plan(
-            schedules.scatter(lane, blocks, mine, root),
-            lambda group, later: group.scatter(room, packed, root, async_op=later),
-            None if mine is None or mine.dense else lambda: mine.fill(room),
-        )
+        return Plan(schedules.scatter(lane, blocks, mine, root))
 
     # ---- all to all
 
@@ -137,12 +131,7 @@ class Collectives:
         """Gather blocks of any sizes on every rank."""
         blocks = vector(recvbuf, lane.size, writable=True)
         mine = None if in_place(sendbuf) else simple(sendbuf, writable=False)
-        rooms, packed = [block.room() for block in blocks], (mine or blocks[lane.rank]).pack()
-        return Plan(
-            schedules.all_gather(lane, mine, blocks),
-            lambda group, later: group.all_gather_v(rooms, packed, async_op=later),
-            _filled_from(blocks, rooms),
-        )
+        return Plan(schedules.all_gather(lane, mine, blocks))
 
     def _alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
         """Send block i to rank i; all blocks are of one size."""
@@ -318,16 +307,6 @@ def _filled_by(target: Block, source: Block) -> Callable[[], Any]:
         return room
 
     return begin
-
-
-def _filled_from(blocks: list[Block], rooms: Any) -> Callable[[], None] | None:
-    """After a call of the engine: its bytes, where they do not lie side by side."""
-
-    def fill() -> None:
-        for block, room in zip(blocks, rooms, strict=True):
-            block.fill(room)
-
-    return None if all(block.dense for block in blocks) else fill
 
 
 def _reduction(

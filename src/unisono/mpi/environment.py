@@ -13,7 +13,6 @@ from typing import Any
 import unisono
 from unisono.engine.base.timeouts import LONGEST_S
 from unisono.engine.environment import env
-from unisono.errors import GroupError
 from unisono.mpi import constants
 from unisono.mpi.comm import COMM_SELF, COMM_WORLD
 from unisono.mpi.comm_state import CommState
@@ -100,7 +99,7 @@ def _at_exit() -> None:
     if _Life.initialized and not _Life.finalized and rc.finalize is not False and not failed:
         try:
             Finalize()
-        except (Exception, GroupError):  # a started process has failed, or ranks have called different things
+        except Exception:  # a process that this one has started has failed
             traceback.print_exc()
             abort(1)
 

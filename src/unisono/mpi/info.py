@@ -7,7 +7,6 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.argument_types import wrong
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
 
@@ -97,8 +96,6 @@ class Info(Handle, MutableMapping[str, str]):
         return self._pairs()
 
     def __getitem__(self, key: str) -> str:
-        if not isinstance(key, str | bytes):
-            raise wrong("key", "str", key)
         return self._filled(key)[key]
 
     def __setitem__(self, key: str, value: str) -> None:

@@ -42,7 +42,7 @@ class Lane:
         return self.send(rank, block.pack())
 
     def receive_block(self, rank: int, block: Block) -> Operation:
-        """Receive items, as many as were sent."""
+        """Receive items."""
         where = self.peers[rank], self._tag, BlockReceive, self._places
         return self._messages.start_receive(block.room(), *where, block)
 

@@ -6,19 +6,15 @@ import inspect
 import warnings
 from typing import Any
 
-from unisono.engine.operations.reduction import ReduceOp
 from unisono.mpi import object_schedules as schedules
 from unisono.mpi.addresses import destination, origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
-from unisono.mpi.errors import whole
 from unisono.mpi.handle import method
-from unisono.mpi.op import compared_op
 from unisono.mpi.pickling import pickle
-from unisono.mpi.plan import compared
 from unisono.mpi.point_to_point import MODES, STANDARD, Mode, started
 from unisono.mpi.progress import Ended, Operation, complete, moving
 from unisono.mpi.request import Request
-from unisono.mpi.status import Status, check_status
+from unisono.mpi.status import Status
 from unisono.mpi.transport import as_bytes
 
 
@@ -31,7 +27,6 @@ class ObjectMessages:
     def _send_object(self, obj: Any, dest: int, tag: int, mode: Mode = STANDARD) -> Operation:
         state = self._alive()
         if dest == PROC_NULL:
-            whole(tag, "tag")
             return Ended()
         peer, full = destination(state, dest, tag)
         return started(state, as_bytes(pickle.dumps(obj)), peer, full, mode)
@@ -39,7 +34,6 @@ class ObjectMessages:
     def _receive_object(self, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
-            whole(tag, "tag")
             return Ended(PROC_NULL)
         peer, full = origin(state, source, tag)
         return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
@@ -48,7 +42,6 @@ class ObjectMessages:
         """Send an object."""
         state = self._alive()
         if dest == PROC_NULL:
-            whole(tag, "tag")
             return
         peer, full = destination(state, dest, tag)
         data = pickle.dumps(obj)
@@ -61,8 +54,6 @@ class ObjectMessages:
         """Receive an object. buf: not used."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
-        if status is not None:
-            check_status(status)
         if source != PROC_NULL and not moving():
             state = self._alive()
             found = state.messages.quick._recv_object(None, *origin(state, source, tag), None)
@@ -109,29 +100,15 @@ for _letter in ("", "s", "b"):
             setattr(ObjectMessages, _name, _body)
 
 
-_KINDS = {"all_to_all": "all_to_all", "exscan": "scan_object"}
-"""The engine's names of collectives of objects, where it is not theirs with `_object`."""
-
-
 def collective(doc: str, schedule: Any) -> Any:
     """A collective of objects: what `schedule(lane, ...)` returns."""
-    kind = _KINDS.get(schedule.__name__, f"{schedule.__name__}_object")
-    lane, *others = inspect.signature(schedule).parameters.values()
-    signature = inspect.Signature([lane.replace(name="self"), *others])
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        state = self._alive()
-        made = schedule(state.lane(), *args, **options)
-        if state.remote is None and state.size > 1:
-            given = signature.bind(self, *args, **options).arguments
-            root = whole(given.get("root", int(schedule is schedules.exscan)), "root")
-            made = compared(
-                made, state, kind, root, compared_op(given["op"]) if "op" in given else ReduceOp.SUM
-            )
-        return complete(made)
+        return complete(schedule(self._alive().lane(), *args, **options))
 
     call.__name__ = "<lambda>"
-    call.__signature__ = signature  # type: ignore[attr-defined]
+    lane, *others = inspect.signature(schedule).parameters.values()
+    call.__signature__ = inspect.Signature([lane.replace(name="self"), *others])  # type: ignore[attr-defined]
     return method(doc, call)
 
 

@@ -148,14 +148,6 @@ def engine_op(op: Op, kind: Type) -> tuple[ReduceOp | UserOp | None, Any]:
     return found, np.dtype((np.void, kind.layout.size))
 
 
-def compared_op(op: Any) -> ReduceOp | UserOp:
-    """By which ranks compare an operation of objects: an `Op`, or any function of two."""
-    if not isinstance(op, Op):
-        return UserOp(op, False, None)
-    state = op._alive()
-    return state.engine or UserOp(state.objects, state.commutes, state.name or None)
-
-
 def _folded(op: Op, kind: Type, a: Any, b: Any) -> Any:
     target = b.copy()
     fold(op, a.view(np.uint8), target.view(np.uint8), kind)

@@ -14,8 +14,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from unisono.engine.operations.kinds import kind_of
-from unisono.engine.operations.reduction import ReduceOp
 from unisono.mpi.progress import Operation, Pause, Schedule, ScheduleRun, complete, move_all, moving
 from unisono.mpi.request import Prequest, Request
 
@@ -33,11 +31,9 @@ class Plan:
     ) -> None:
         self.schedule, self.engine, self.after = schedule, engine, after
 
-    def run(self, state: Any, kind: str = "", root: int = 0) -> Any:
-        """Run it to its end; returns its value. kind, root: by which ranks compare what goes by messages."""
-        if self.engine is None:
-            return complete(compared(self.schedule, state, kind, root))
-        group = state.engine_group()
+    def run(self, state: Any) -> Any:
+        """Run it to its end; returns its value."""
+        group = state.engine_group() if self.engine is not None else None
         if group is None:
             return complete(self.schedule)
         if not moving():
@@ -80,46 +76,13 @@ class _EngineCall(Operation):
             self._after()
 
 
-def compared(schedule: Schedule, state: Any, kind: str, root: int = 0, op: Any = ReduceOp.SUM) -> Schedule:
-    """A schedule whose ranks compare their calls: a call of the engine moves three bytes of each.
-
-    It follows the checks of arguments, and what the schedule sends first.
-
-    Raises:
-        Mismatch: the ranks have called different things.
-    """
-    group = state.engine_group() if kind else None
-    if group is None:
-        return (yield from schedule)
-    waits = next(schedule)
-    one, every = bytearray(3), [bytearray(3) for _ in range(group.size)]
-    rooted = every if group.rank == root else None
-    out, sent = {
-        "gather": (rooted, one), "scatter": (one, rooted), "all_gather_v": (every, one),
-        "all_to_all": (every, [bytes(one)] * group.size), "reduce_scatter": (one, every),
-    }.get(kind_of(kind).layout, (one, None))  # fmt: skip
-    work = group._call(kind, out, sent, op, root, None, False, moving(), None)
-    yield waits if work is None else [*waits, _EngineCall(work, None)]
-    return (yield from schedule)
-
-
-KINDS = {
-    "_bcast": "broadcast", "_gather": "gather", "_gatherv": "gather", "_scatter": "scatter",
-    "_scatterv": "scatter", "_allgather": "all_gather_v", "_allgatherv": "all_gather_v",
-    "_alltoall": "all_to_all", "_alltoallv": "all_to_all", "_alltoallw": "all_to_all",
-    "_reduce": "reduce", "_allreduce": "all_reduce", "_reduce_scatter_block": "reduce_scatter",
-    "_reduce_scatter": "reduce_scatter", "_scan": "scan", "_exscan": "exclusive_scan",
-}  # fmt: skip
-"""The engine's name of each collective."""
-
-
 def forms(cls: Any, names: dict[str, str]) -> None:
     """Give a class the three forms of collectives. names: of the method, and of the blocking form."""
     for method, name in names.items():
         body = getattr(cls, method)
         this, _, *parameters = inspect.signature(body).parameters.values()
         for form, made, more in (
-            (name, _blocking(method, list(inspect.signature(body).parameters)), []),
+            (name, _blocking(method), []),
             (f"I{name[0].lower()}{name[1:]}", _immediate(method), []),
             (f"{name}_init", _persistent(method), [_INFO]),
         ):
@@ -132,13 +95,10 @@ def forms(cls: Any, names: dict[str, str]) -> None:
 _INFO = inspect.Parameter("info", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
 
 
-def _blocking(method: str, names: list[str]) -> Any:
-    kind, place = KINDS.get(method, ""), names.index("root") if "root" in names else len(names) + 99
-
+def _blocking(method: str) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> None:
         state = self._alive()
-        plan = getattr(state.kind, method)(self, state.lane(), *args, **options)
-        plan.run(state, kind, args[place - 2] if place < len(args) + 2 else options.get("root", 0))
+        getattr(state.kind, method)(self, state.lane(), *args, **options).run(state)
 
     return call
 

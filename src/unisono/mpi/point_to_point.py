@@ -17,7 +17,7 @@ from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
-from unisono.mpi.status import Status, check_status, fill_status
+from unisono.mpi.status import Status, fill_status
 from unisono.mpi.transport import BlockReceive, Receive, Transfer, truncated
 
 
@@ -57,7 +57,6 @@ class PointToPoint:
     def _send(self, buf: Any, dest: int, tag: int, mode: Mode = STANDARD) -> Operation:
         state = self._alive()
         if dest == PROC_NULL:
-            whole(tag, "tag")
             return Ended()
         peer, full = destination(state, dest, tag)
         return started(state, simple(buf, writable=False).pack(), peer, full, mode)
@@ -65,7 +64,6 @@ class PointToPoint:
     def _receive(self, buf: Any, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
-            whole(tag, "tag")
             return Ended(PROC_NULL)
         peer, full = origin(state, source, tag)
         block = simple(buf, writable=True)
@@ -104,7 +102,6 @@ class PointToPoint:
         """Send the items of a buffer."""
         state = self._alive()
         if dest == PROC_NULL:
-            whole(tag, "tag")
             return
         peer, full = destination(state, dest, tag)
         plain = type(buf) is np.ndarray and not moving()
@@ -125,8 +122,6 @@ class PointToPoint:
     ) -> None:
         """Receive items into a buffer."""
         state = self._alive()
-        if status is not None:
-            check_status(status)
         if type(buf) is np.ndarray and source != PROC_NULL and not moving():
             found = state.messages.quick._recv(buf, *origin(state, source, tag), None)
             if found is not None:
@@ -149,8 +144,6 @@ class PointToPoint:
     ) -> None:  # fmt: skip
         """Send and receive."""
         state = self._state
-        if status is not None:
-            check_status(status)
         plain = type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and recvbuf.flags.carray
         if plain and state is not None and PROC_NULL not in (dest, source) and not moving():
             origin(state, source, recvtag)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.argument_types import wrong
 from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import whole
 from unisono.mpi.handle import method
@@ -123,12 +122,6 @@ class Status:
         low, high, source, tag, error = arg
         status._set(source, tag, low & 0xFFFFFFFF | (high >> 1) << 32, bool(high & 1), error)
         return status
-
-
-def check_status(status: object) -> None:
-    """Refuse an argument that is no status."""
-    if not isinstance(status, Status):
-        raise wrong("status", "Status", status)
 
 
 def fill_status(status: Status | None, operation: Operation | None) -> None:

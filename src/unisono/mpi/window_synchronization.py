@@ -109,7 +109,7 @@ class Synchronization:
         """Wait until this rank's calls have had their effect at a rank."""
         state = self._alive()
         if rank != constants.PROC_NULL:
-            state.check(state.native.flush(state.place(rank).home, state.forever), "Flush")
+            state.check(state.native.flush(state.places[rank].home, state.forever), "Flush")
 
     def Flush_all(self) -> None:
         """The same at all ranks."""
