@@ -6,7 +6,7 @@ import pytest
 
 import suite
 from effort import cases
-from test_torch_launch import run
+from python_runs import fine as run
 
 BENCHMARKS = suite.HERE.parents[1] / "benchmarks"
 
