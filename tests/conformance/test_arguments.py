@@ -50,6 +50,7 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("masked receive", lambda g: g.irecv(masked(), 1 - g.rank), TypeError, "irecv: x is a MaskedArray"),
     ("16 bits unsigned", lambda g: g.reduce(np.zeros(3, np.uint16)), TypeError, "viewed as int16"),
     ("structured", lambda g: g.all_reduce(np.zeros(3, "i4,f4")), TypeError, "moved as its bytes"),
+    ("strided", lambda g: g.recv(memoryview(bytearray(4))[::2], g.rank), ValueError, "not contiguous"),
     ("names of operations", lambda g: g.all_reduce(np.zeros(3), "max"), TypeError, r"un\.MAX.*premul_sum"),
     ("no number", lambda g: g.broadcast(np.zeros(3), "0"), TypeError, "the root is '0'"),
     ("no plain data", lambda g: g.all_gather_object(object()), TypeError, "all_gather_object: cannot encode"),
