@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi.dlpack import contiguous, readable, tensor_of
-from unisono.mpi.errors import whole
+from unisono.mpi.errors import exact
 
 
 class _Kept:
@@ -172,7 +172,7 @@ def _of_cuda_interface(face: dict[str, Any], x: Any) -> tuple[Any, str]:
         dtype = np.dtype(typestr)
     except TypeError:
         raise ValueError(f"__cuda_array_interface__: typestr {typestr!r}") from None
-    if any(whole(size, "shape") < 0 for size in shape):
+    if any(exact(size, "shape") < 0 for size in shape):
         raise BufferError(f"__cuda_array_interface__: the shape is {shape}")
     strides = face.get("strides")
     if strides is not None and not contiguous(shape, strides, dtype.itemsize):

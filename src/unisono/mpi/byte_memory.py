@@ -8,7 +8,7 @@ import numpy as np
 
 from unisono.mpi import constants
 from unisono.mpi.buffers import BUFFER_AUTOMATIC, BottomType, at_address, bytes_of
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.progress import Ended
 from unisono.mpi.request import Request
 
@@ -126,7 +126,7 @@ def _place(item: Any) -> Any:
         if item.step not in (None, 1):
             raise IndexError("slice with step not supported")
         return item
-    return whole(item, "index")
+    return exact(item, "index")
 
 
 def _length(nbytes: int) -> int:

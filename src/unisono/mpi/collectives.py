@@ -10,7 +10,7 @@ import numpy as np
 from unisono.mpi import schedules
 from unisono.mpi.addresses import check_root
 from unisono.mpi.buffers import in_place
-from unisono.mpi.errors import whole
+from unisono.mpi.errors import exact
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
 from unisono.mpi.op import OPS, Op, check_alike, check_type, engine_op
@@ -215,7 +215,7 @@ class Collectives:
             share, more = divmod(target.count, lane.size)
             counts = [share + (r < more) for r in range(lane.size)] if in_place(sendbuf) else None
         else:
-            counts = [whole(one, "recvcounts") for one in recvcounts]
+            counts = [exact(one, "recvcounts") for one in recvcounts]
             _check_counts(counts, lane, source, target)
         return self._reduce_blocks(lane, source, target, counts, op)
 

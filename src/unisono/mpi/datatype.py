@@ -11,7 +11,7 @@ import numpy as np
 
 from unisono.mpi import constants, constructors
 from unisono.mpi.attributes import HasAttributes
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.layout import Layout
 from unisono.mpi.packing import Packing
@@ -59,7 +59,7 @@ def _checked(name: str, value: Any) -> Any:
         TypeError: it is none.  Exception: it is a negative count.
     """
     if name.endswith("s"):
-        return [_checked(name[:-1], one) for one in value]
+        return [_checked(name[:-1], exact(one, name)) for one in value]
     number = whole(value, name)
     if number < 0 and name in ("count", "blocklength"):
         raise Exception(constants.ERR_ARG, f"a {name} is {number}")

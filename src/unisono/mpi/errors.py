@@ -135,8 +135,15 @@ def whole(value: Any, name: str) -> int:
     Raises:
         TypeError: it is none.
     """
-    if isinstance(value, (float, np.floating)):
-        return int(value)
+    return int(value) if isinstance(value, (float, np.floating)) else exact(value, name)
+
+
+def exact(value: Any, name: str) -> int:
+    """An integer in a list, an array or a message. No float counts.
+
+    Raises:
+        TypeError: it is none.
+    """
     try:
         return int(value.__index__())
     except AttributeError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from unisono.mpi import constants
 from unisono.mpi.ending import worlds
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import Exception, exact
 from unisono.mpi.handle import Handle, State, getter
 
 
@@ -35,7 +35,7 @@ class Group(Handle):
 
     def _chosen(self, ranks: Sequence[int]) -> list[int]:
         members = self._alive().ranks
-        numbers = [whole(rank, "rank") for rank in ranks]
+        numbers = [exact(rank, "rank") for rank in ranks]
         if any(not 0 <= rank < len(members) for rank in numbers) or len(set(numbers)) != len(numbers):
             raise Exception(constants.ERR_RANK, f"ranks {numbers} of a group of {len(members)}")
         return numbers
@@ -87,7 +87,7 @@ class Group(Handle):
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
         """The ranks in another group (None: that of COMM_WORLD) of these ranks (None: all)."""
         members = self._alive().ranks
-        numbers = list(range(len(members))) if ranks is None else [whole(rank, "rank") for rank in ranks]
+        numbers = list(range(len(members))) if ranks is None else [exact(rank, "rank") for rank in ranks]
         other = worlds[0].ids[worlds[0].first :] if group is None else group._alive().ranks
         return [_translated(members, other, rank) for rank in numbers]
 

@@ -13,7 +13,7 @@ import numpy as np
 from unisono.mpi import constants
 from unisono.mpi.buffers import BOTTOM, at_address, bytes_of, is_buffer
 from unisono.mpi.datatype import Datatype
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import Exception, exact
 from unisono.mpi.named_types import NAMED
 from unisono.mpi.type_state import Type, codes
 
@@ -166,7 +166,7 @@ def simple(message: Any, *, writable: bool, blocks: int = 0) -> Block:
     raw, datatype = _basic(buf, kind, writable)
     start, length = 0, 0 if raw is None else raw.size
     if displ is not None:
-        shift = whole(displ, "message: displacement")
+        shift = exact(displ, "message: displacement")
         if shift < 0:
             raise ValueError(f"message: negative displacement {shift}")
         if shift > 0:
@@ -175,7 +175,7 @@ def simple(message: Any, *, writable: bool, blocks: int = 0) -> Block:
                 raise ValueError(f"message: displacement {shift} out of bounds")
             length -= start
     if count is not None:
-        number = whole(count, "message: count")
+        number = exact(count, "message: count")
         if number < 0:
             raise ValueError(f"message: negative count {number}")
         if number > 0 and buf is None:
@@ -212,13 +212,13 @@ def vector(message: Any, size: int, *, writable: bool) -> list[Block]:
         total = _infer(datatype, raw.size) if raw is not None and raw.size else 0
         counts = [total // size + (total % size > number) for number in range(size)]
     elif _is_number(counts):
-        counts = [whole(counts, "message: count")] * size
+        counts = [exact(counts, "message: count")] * size
     else:
         counts = _listed(counts, size)
     if displs is None:
         displs = [sum(counts[:number]) for number in range(size)] if size else []
     elif _is_number(displs):
-        displs = [whole(displs, "message: displacement") * number for number in range(size)]
+        displs = [exact(displs, "message: displacement") * number for number in range(size)]
     else:
         displs = _listed(displs, size)
     if any(one < 0 for one in counts):
@@ -259,7 +259,7 @@ def _is_number(x: Any) -> bool:
 
 
 def _listed(numbers: Sequence[int], size: int) -> list[int]:
-    found = [whole(one, "message: counts and displacements") for one in numbers]
+    found = [exact(one, "message: counts and displacements") for one in numbers]
     if len(found) != size:
         raise ValueError(f"expecting {size} items, got {len(found)}")
     return found

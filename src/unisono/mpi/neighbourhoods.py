@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from unisono.mpi import constants
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import Exception, exact
 
 PROC_NULL = constants.PROC_NULL
 
@@ -95,7 +95,7 @@ def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
 
     Example: Compute_dims(12, [0, 0]) is [4, 3].
     """
-    found = [0] * dims if isinstance(dims, int) else [whole(one, "dims") for one in dims]
+    found = [0] * dims if isinstance(dims, int) else [exact(one, "dims") for one in dims]
     fixed = math.prod(one for one in found if one > 0)
     free = [axis for axis, one in enumerate(found) if one == 0]
     if nnodes < 1 or any(one < 0 for one in found) or nnodes % fixed or (not free and nnodes != fixed):
@@ -121,7 +121,7 @@ def _most_cubic(number: int, axes: int) -> list[int]:
 
 def grid_of(dims: Sequence[int], periods: Any) -> Grid:
     """The topology of these sizes; periods: of each axis, or of all."""
-    sizes = tuple(whole(one, "dims") for one in ([dims] if isinstance(dims, int) else dims))
+    sizes = tuple(exact(one, "dims") for one in ([dims] if isinstance(dims, int) else dims))
     if periods is None or isinstance(periods, bool):
         periods = [bool(periods)] * len(sizes)
     if len(periods) != len(sizes):

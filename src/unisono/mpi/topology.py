@@ -8,7 +8,7 @@ from typing import Any
 from unisono.mpi import constants, object_schedules, schedules
 from unisono.mpi.comm import Intracomm
 from unisono.mpi.comm_state import CommState, classes
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import Exception, exact
 from unisono.mpi.handle import getter
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
@@ -127,7 +127,7 @@ class Cartcomm(Topocomm):
         grid = self._grid()
         if len(coords) != len(grid.dims):
             raise ValueError(f"expecting {len(grid.dims)} coordinates, got {len(coords)}")
-        found = grid.rank([whole(one, "coords") for one in coords])
+        found = grid.rank([exact(one, "coords") for one in coords])
         if found == PROC_NULL:
             raise Exception(constants.ERR_ARG, f"{list(coords)} is outside of the grid {list(grid.dims)}")
         return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from unisono.mpi import constants
 from unisono.mpi.comm_state import classes, handle_of
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import Exception, exact
 from unisono.mpi.neighbourhoods import Edges, OwnEdges, grid_of
 
 
@@ -39,10 +39,10 @@ class TopologyCreation:
 
     def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:  # noqa: ARG002
         """A graph of ranks: index[i] is the end of rank i's neighbours in `edges`."""
-        ends = list(index)
+        ends = list(_numbers(index, "index"))
         if ends and ends[0] == 0:  # a first end of nothing
             del ends[0]
-        topology = Edges(tuple(ends), tuple(edges))
+        topology = Edges(tuple(ends), _numbers(edges, "edges"))
         if any(not 0 <= edge < len(ends) for edge in topology.edges):
             raise Exception(constants.ERR_ARG, f"the graph has {len(ends)} ranks, edges are {topology.edges}")
         return self._with_topology(topology, len(topology.index))
@@ -57,7 +57,8 @@ class TopologyCreation:
         reorder: bool = False,  # noqa: ARG002
     ) -> Any:
         """A graph of which each rank tells its own neighbours."""
-        sources, destinations = tuple(sources or ()), tuple(destinations or ())
+        sources = _numbers(sources or (), "sources")
+        destinations = _numbers(destinations or (), "destinations")
         weights = None
         if not (_unweighted(sourceweights) and _unweighted(destweights)):
             weights = (_weights(sourceweights, len(sources)), _weights(destweights, len(destinations)))
@@ -77,6 +78,8 @@ class TopologyCreation:
         plain = _unweighted(weights)
         values = [0] * len(destinations) if plain else list(_weights(weights, len(destinations)))
         edges, at = [], 0
+        sources, degrees = _numbers(sources, "sources"), _numbers(degrees, "degrees")
+        destinations = _numbers(destinations, "destinations")
         for source, degree in zip(sources, degrees, strict=True):
             edges += [(source, destinations[i], values[i]) for i in range(at, at + degree)]
             at += degree
@@ -102,12 +105,16 @@ def _unweighted(weights: Any) -> bool:
     return weights is None or (isinstance(weights, int) and weights == constants.UNWEIGHTED)
 
 
+def _numbers(values: Sequence[int], name: str) -> tuple[int, ...]:
+    return tuple(exact(one, name) for one in values)
+
+
 def _weights(weights: Any, number: int) -> tuple[int, ...]:
     if isinstance(weights, int):
         if number and weights == constants.WEIGHTS_EMPTY:
             raise ValueError("WEIGHTS_EMPTY, but there are edges")
         return (0,) * number
-    found = tuple(whole(one, "weights") for one in weights or ())
+    found = _numbers(weights or (), "weights")
     if len(found) != number:
         raise ValueError(f"expecting {number} items, got {len(found)}")
     return found

@@ -15,7 +15,7 @@ from unisono.mpi import constants, object_schedules
 from unisono.mpi.byte_memory import buffer
 from unisono.mpi.comm import Comm
 from unisono.mpi.datatype import Datatype, Type
-from unisono.mpi.errors import Exception, whole
+from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.handle import State
 from unisono.mpi.message_spec import Block
 from unisono.mpi.op import Op, check_type
@@ -185,7 +185,8 @@ def _spelled(target: Any, block: Block) -> tuple[int, int, Type]:
     disp, count, kind = given
     if kind is not None and not isinstance(kind, Datatype):
         raise TypeError(f"target: expecting a datatype, got {type(kind).__name__}")
-    return disp, whole(count, "target: count"), block.type if kind is None else kind._alive()
+    disp, count = exact(disp, "target: displacement"), exact(count, "target: count")
+    return disp, count, block.type if kind is None else kind._alive()
 
 
 def combine(state: WindowState, items: Items, op: Op, operand: Any, former: Any, element: Type) -> None:

@@ -163,7 +163,15 @@ def check_mistakes(comm: MPI.Intracomm) -> None:
         (lambda: comm.Recv(b"abc", comm.rank), BufferError, None),
         (lambda: comm.scatter([1] * (comm.size + 1), comm.rank), ValueError, None),
         (lambda: MPI.COMM_NULL.Barrier(), MPI.Exception, MPI.ERR_COMM),
+        # A float counts as a rank, a tag or a root, and nowhere else: mpi4py refuses these, too.
+        (lambda: comm.Send([x, 3.1, MPI.DOUBLE], comm.rank), TypeError, None),
+        (lambda: comm.Alltoallv([x, np.array([3.1] * comm.size)], [x, 0]), TypeError, None),
+        (lambda: comm.Get_group().Incl([0.0]), TypeError, None),
+        (lambda: comm.Create_graph([1.0], [0]), TypeError, None),
+        (lambda: MPI.INT.Create_indexed([1.0], [0]), TypeError, None),
     ]
+    assert comm.bcast(comm.rank, 0.0) == 0
+    assert comm.sendrecv(7, float(comm.rank), 3.0, source=np.float64(comm.rank), recvtag=3.0) == 7
     for call, error, code in rows:
         try:
             call()
