@@ -72,7 +72,8 @@ Tensor with_parts(const Tensor& x, Device device, F part) {
     coo(made)->set_coalesced(coo(x)->coalesced());
     return made;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(is_compressed(x), "A virtual GPU has no tensors of layout ", x.layout());
+  TORCH_CHECK_NOT_IMPLEMENTED(is_compressed(x), "A virtual GPU has no tensors of layout ", x.layout(),
+                              ". See python -m pydoc unisono.virtual.");
   const DispatchKey key = device.is_cuda() ? DispatchKey::SparseCsrCUDA : DispatchKey::SparseCsrCPU;
   Tensor made =
       at::detail::make_tensor<at::SparseCsrTensorImpl>(DispatchKeySet(key), device, x.layout(), x.dtype());

@@ -48,3 +48,12 @@ def test_the_text_is_raised(first: str) -> None:
     assert known, f"{first!r} has no piece to look for"
     missing = [piece for piece in known if piece not in texts()]
     assert not missing, f"{missing} of {first!r} is in no text of unisono.parallel"
+
+
+def test_what_a_virtual_gpu_refuses_names_a_page_that_is_installed() -> None:
+    texts, form = [], r'(?:NotImplementedError|NOT_IMPLEMENTED)\(((?:[^;"]|"(?:[^"\\]|\\.)*")*?)(?:\);|\)\n)'
+    for folder in ("src/unisono/virtual", "csrc/virtual"):
+        for path in sorted((ROOT / folder).glob("*.[cp]*")):
+            texts += [found for found in re.findall(form, path.read_text()) if "virtual GPU" in found]
+    assert len(texts) >= 4
+    assert not [text for text in texts if "{PAGE}" not in text and "pydoc unisono.virtual" not in text]

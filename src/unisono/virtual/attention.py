@@ -16,6 +16,8 @@ import torch
 
 from unisono.torch_internals.fake import arguments_of
 
+from .environment import PAGE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -214,7 +216,7 @@ def _as_heads(x: Tensor) -> Tensor:
 def varlen(a: Any) -> tuple[Any, ...]:
     """Attend within sequences that lie one behind the other: [all lengths, heads, numbers]."""
     if a.block_table is not None or a.alibi_slopes is not None:
-        raise NotImplementedError("a virtual GPU has no paged attention and no ALiBi: use a mask")
+        raise NotImplementedError(f"a virtual GPU has no paged attention and no ALiBi: use a mask. {PAGE}")
     q, k, v = a.query, a.key, a.value
     call, packed = _call(a, lower_right=True), q.dim() == 3
     out, rows = q.new_zeros((*q.shape[:-1], v.shape[-1])), []

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import build, comm
+from .environment import PAGE
 from .native import TorchPython
 from .streams import _CudaEventBase, _CudaGraphBase, _stream_class, capturing, new_pool
 
@@ -157,7 +158,7 @@ def refusal(name: str, why: str) -> Callable[..., NoReturn]:
     shown = name.removeprefix("_").removeprefix("cuda_")
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise RuntimeError(f"{shown}: not on a virtual GPU, {why}. See python -m pydoc unisono.virtual.")
+        raise RuntimeError(f"{shown}: not on a virtual GPU, {why}. {PAGE}")
 
     return refuse
 

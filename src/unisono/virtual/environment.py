@@ -10,6 +10,7 @@ from unisono.engine.environment import env
 
 SITE = os.path.join(os.path.dirname(__file__), "site")
 _SHARED_NBYTES = 1 << 20  # more than csrc/virtual/memory_account.hpp maps
+PAGE = "See python -m pydoc unisono.virtual."  # ends what a virtual GPU refuses
 PROGRAMS = os.path.join(os.path.dirname(__file__), "programs")
 
 

@@ -20,6 +20,7 @@ from torch import fx
 
 from unisono.torch_internals import inductor
 
+from .environment import PAGE
 from .graphs import as_one_step
 from .kernels import on_host
 
@@ -58,7 +59,9 @@ def _for_virtual_gpus(compile_one: Callable[..., Any]) -> Callable[..., Any]:
         if not _uses_gpus(graph, inputs):
             return compile_one(graph, inputs, *rest, **settings)
         if inductor.compiles_ahead():
-            raise NotImplementedError("AOTInductor compiles nothing for a virtual GPU: use CPU tensors there")
+            raise NotImplementedError(
+                f"AOTInductor compiles nothing for a virtual GPU: use CPU tensors. {PAGE}"
+            )
         if settings.get("cudagraphs") is not None:
             settings["cudagraphs"].value = False  # the results are the same
         devices = [_index(x) for x in _outputs(graph)]

@@ -10,6 +10,8 @@ import torch
 
 from unisono.torch_internals.dynamo import ends_graphs
 
+from .environment import PAGE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -21,7 +23,7 @@ PROPERTIES = {
 }  # fmt: skip
 NOT_INTERPRETED = (
     "a virtual GPU compiles no Triton kernels: set TRITON_INTERPRET=1 before Triton is imported, which "
-    "interprets them. See python -m pydoc unisono.virtual."
+    f"interprets them. {PAGE}"
 )
 _SAID: list[str] = []
 
