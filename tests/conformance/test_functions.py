@@ -5,6 +5,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial, reduce
 from itertools import accumulate
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import ranks
 import unisono as un
 from loops import each
+from unisono.engine.operations import functions
 
 NUMELS = (0, 1, 7, 2047, 2049, 20_000, 131_072)
 """Of float64: below and above the 16 KiB under which nothing is cut, and 1 MiB."""
@@ -276,6 +278,21 @@ def test_a_function_may_not_call_its_group() -> None:
         assert group.rank or isinstance(error.value.__cause__, RuntimeError)
 
     ranks.threads(2, work, timeout_s=20)
+
+
+def test_threads_that_share_an_operation_share_what_the_engine_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The engine of each rank refers to it without a count: a second one in its place was a crash.
+    op, both = un.op(absmax), threading.Barrier(2)
+    make = functions._Fold
+
+    def together(*args: Any) -> Any:
+        both.wait(20)
+        return make(*args)
+
+    monkeypatch.setattr(functions, "_Fold", together)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: op.combiner(np.dtype("f8"), 1, str), range(2)))
+    assert made[0] is made[1]
 
 
 def test_what_is_refused() -> None:

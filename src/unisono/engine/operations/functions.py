@@ -81,7 +81,8 @@ class UserOp:
         found = self._combiners.get(dtype)
         if found is None:
             fold = _Fold(self.function, self.name, dtype, self._state, describe)
-            found = self._combiners[dtype] = Combiner.of(fold, item)
+            # Of two threads that make one, both take the first: the engine refers to it without a count.
+            found = self._combiners.setdefault(dtype, Combiner.of(fold, item))
         return found
 
     def number_for(self, dtype: np.dtype[Any]) -> int:
