@@ -322,10 +322,14 @@ void Window::signal(int rank, uint32_t what, const WindowLimits& limits) {
   notify(context_.group.cell(rank).window_event);
 }
 
-// The first rank that has not called this fence, as far as this process sees; otherwise `otherwise`.
+// The first rank that has not called this fence, as far as this process sees; otherwise `otherwise`. A rank
+// that has left has called the last one: its cell is its own memory again, and may hold anything.
 int Window::absent(uint64_t fences, int otherwise) {
-  for (const int rank : members_)
-    if (direct(rank) != nullptr && direct(rank)->fences.load(std::memory_order_relaxed) < fences) return rank;
+  for (const int rank : members_) {
+    if (direct(rank) == nullptr || context_.group.cell(rank).left.load(std::memory_order_seq_cst) != 0)
+      continue;
+    if (direct(rank)->fences.load(std::memory_order_relaxed) < fences) return rank;
+  }
   return otherwise;
 }
 

@@ -32,6 +32,11 @@ def test_a_target_that_runs_no_python_is_used_all_the_same(per_host: str) -> Non
     assert found == {"served": 2, "[100, 100]": 1}
 
 
+def test_ranks_that_end_after_their_last_window_disturb_no_other() -> None:
+    for _ in range(3):
+        assert outputs("ended", 6) == ["ended"] * 6
+
+
 @pytest.mark.parametrize("per_host", ["0", "1"])
 @pytest.mark.parametrize("mode", ["killed", "target"])
 def test_a_dead_rank_is_named_and_nobody_waits_for_its_lock(mode: str, per_host: str) -> None:

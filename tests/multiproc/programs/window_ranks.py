@@ -39,6 +39,14 @@ def asleep(group: Group) -> None:
             print(array.tolist())
 
 
+def ended(group: Group) -> None:
+    """More ranks than cores end a window: the first ones are gone while the last ones wait."""
+    for _ in range(20):
+        with group.window(np.zeros(2)) as window:
+            window.fence()
+    print("ended")
+
+
 def killed(group: Group) -> None:
     """Rank 0 dies with a lock; the others wait for it."""
     window = group.window(np.zeros(1))
