@@ -36,7 +36,7 @@ install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PI
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-optimized test-long test-torch test-torch-versions test-backends test-texts test-parallel test-zoo test-zoo-gpus test-clients test-gpu-programs test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel test-arm sdist docs figures clean
+.PHONY: help demo test test-fast test-optimized test-slow test-long test-torch test-torch-versions test-backends test-texts test-parallel test-zoo test-zoo-gpus test-clients test-gpu-programs test-launchers test-fresh check gate coverage format bench bench-report bench-peers sanitize sanitize-calls sanitize-virtual model fuzz fuzz-models wheel test-wheel test-arm sdist docs figures clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +76,10 @@ test-fast: $(VENV)/.installed  ## in 90 s: some tests of every package, with PyT
 # Its assertions are ours: pytest rewrites those of the tests, but not those of programs.
 test-optimized: $(VENV)/.installed  ## the engine's tests under python -O, which drops every assert of the product
 	PYTHONOPTIMIZE=1 $(PYTEST) -W ignore::pytest.PytestConfigWarning tests/plans tests/conformance tests/unit tests/multiproc $(ARGS)
+
+test-slow: $(VENV)/.installed  ## what make test leaves out because it takes long (10 minutes)
+	$(call install_torch,--required)
+	UNISONO_TEST_SLOW=1 $(PYTEST) -m slow $(ARGS)
 
 test-long: $(VENV)/.installed  ## all tests, with long runs of the fuzzers and races (an hour)
 	$(call install_torch,--required)

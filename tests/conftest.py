@@ -144,6 +144,8 @@ def _missing(item: pytest.Item) -> str:
         return "needs PyTorch"
     if item.get_closest_marker("sweep") and "UNISONO_TEST_SWEEP" not in os.environ:
         return "takes long; make test-parallel runs it"
+    if item.get_closest_marker("slow") and not effort.SLOW:
+        return "takes long; make test-slow runs it"
     if item.get_closest_marker("texts") and "UNISONO_TEST_TEXTS" not in os.environ:
         return "takes minutes; make test-texts runs it"
     if item.get_closest_marker("root") and os.geteuid() != 0:

@@ -7,6 +7,7 @@ from typing import Any
 
 LONG = "UNISONO_TEST_LONG" in os.environ
 SWEEP = "UNISONO_TEST_SWEEP" in os.environ
+SLOW = LONG or SWEEP or "UNISONO_TEST_SLOW" in os.environ
 SANITIZED = "UNISONO_SANITIZED" in os.environ
 
 HANG_S = 900.0 if LONG or SWEEP or SANITIZED else 300.0

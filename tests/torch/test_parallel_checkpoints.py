@@ -47,6 +47,7 @@ def test_another_models_checkpoint_is_refused(forks: suite.Forks, tmp_path: Path
     assert "it is of another model" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", swept([1], [2]), ids={1: "replaced", 2: "next"}.get)
 def test_a_save_killed_at_each_of_its_changes(forks: suite.Forks, tmp_path: Path, step: int) -> None:
     """Of either rank. `-s` prints the table of docs/checkpoints.md."""

@@ -35,10 +35,36 @@ SWEPT = (
 )
 IN_SHORT: dict[str, list[str]] = {
     "compiled": ["check_what_is_refused"],
+    "errors": [
+        "check_a_pipeline_ends_and_a_new_run_goes_on",
+        "check_one_data_rank_ends_the_run",
+        "check_ranks_that_raise_at_different_places_end_the_run",
+        "check_a_batch_that_one_rank_refuses_ends_the_run",
+    ],
     "few_rows": ["check_a_rank_without_rows"],
+    "fused_saves": ["check_a_layer_split_twice_keeps_the_names_of_the_model"],
+    "meetings": [
+        "check_one_local_step_of_sgd_is_data_parallelism",
+        "check_replicas_are_equal_after_a_meeting",
+        "check_buffers_are_averaged",
+        "check_a_save_between_meetings_is_refused",
+        "check_wide_parameters_keep_their_bits",
+        "check_an_error_in_one_replica_ends_the_run_of_all",
+    ],
+    "part_swaps": [
+        "check_losses_are_those_of_one_process",
+        "check_checkpoints_go_between_plans",
+        "check_values_are_in_memory_inside_mapped_alone",
+    ],
     "plain_copies": ["check_a_plain_copy_has_the_weights", "check_models_that_get_no_weights"],
     "selective": ["check_losses_are_those_of_one_process"],
     "sequences": ["short", "short: no positions"],
+    "rank_zero": [
+        "check_what_rank_0_alone_does_for_the_model",
+        "check_what_rank_0_alone_draws_and_writes",
+        "check_a_hostile_checkpoint_runs_nothing",
+        "check_all_ranks_load_the_step_of_rank_0",
+    ],
     "unfrozen": [
         "check_a_short_training",
         "check_what_cannot_be_followed",

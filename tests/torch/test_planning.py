@@ -191,6 +191,7 @@ def test_other_rows_follow_from_those_that_were_recorded(
 # ---- the choice ----
 
 
+@pytest.mark.slow
 def test_all_axes_are_searched_and_swapping_is_for_what_fits_no_other_plan() -> None:
     options: dict[str, Any] = {"optimizer": adamw, "loss": tokens_loss, "batch": 16, "ranks": 2}
     free = up.plan(gpt(), sample=ids(4), **options)
@@ -362,6 +363,7 @@ def test_auto_needs_a_batch() -> None:
         up.parallelize(mlp(), "best", optimizer=adamw, loss=CROSS)
 
 
+@pytest.mark.slow
 def test_a_job_trains_by_what_it_chose(forks: suite.Forks, tmp_path: Any) -> None:
     (texts,) = forks.run(tmp_path, {"auto": ("parallel.chosen", 2, [])}).values()
     assert all("trained" in text and "ended with" not in text for text in texts), texts

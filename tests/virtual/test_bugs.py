@@ -55,6 +55,9 @@ def wrong(bug: Bug, ended: Any, says: str) -> str:
     return "" if any(ended.codes) else "it did not fail"
 
 
+@pytest.mark.parametrize(
+    "machine", [2, *(pytest.param(gpus, marks=pytest.mark.slow) for gpus in (1, 4))], indirect=True
+)
 def test_each_bug_shows_as_the_page_says(machine: Any, subtests: pytest.Subtests):
     for bug in bugs():
         if not bug.runs_on(machine.gpus):
