@@ -87,8 +87,8 @@ EXPECTED = {
     "test_killed": r"failed ^=== rank 2 of 3 .*was killed by SIGKILL.*PeerLost",
     "test_hang": r"failed ^=== rank 1 of 2 .*after 2 s, the limit.*outcomes.py\", line \d+ in test_hang.*"
     r"=== rank 0 .*Timeout: barrier timed out.*rank 1 never arrived.*outcomes.py:\d+ in test_hang",
-    "test_stopped": "failed ^=== rank 1 of 2 .*after 1 s.*it is stopped",
-    "test_limit_of_pytest_timeout": "failed after 1 s, the limit.* in test_limit_of_pytest_timeout",
+    "test_stopped": "failed ^=== rank 1 of 2 .*after 2 s.*it is stopped",
+    "test_limit_of_pytest_timeout": "failed after 2 s, the limit.* in test_limit_of_pytest_timeout",
     "test_works_again": "passed",
     "test_skip_of_one": r"skipped not here \(rank 1 of 2\)",
     "test_skipif": "skipped nowhere",

@@ -86,13 +86,13 @@ def test_hang(group, rank):
     group.barrier()
 
 
-@pytest.mark.ranks(2, timeout=1)
+@pytest.mark.ranks(2, timeout=2)
 def test_stopped(rank):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@pytest.mark.timeout(1)
+@pytest.mark.timeout(2)
 @pytest.mark.ranks(1)
 def test_limit_of_pytest_timeout():
     time.sleep(600)
