@@ -8,6 +8,7 @@ import pytest
 import inside
 import ranks
 import unisono as un
+from effort import cases
 from loops import each
 from unisono.codecs import Codec
 
@@ -24,7 +25,7 @@ CODECS = [
     un.codecs.int4(1024),
 ]
 SIZES = (0, 1, 7, 1000, 33001)
-PLACEMENTS = [(0, 1), (0, 0, 1, 1), (0, 1, 0, 1, 1), (0, 0, 0, 1, 1, 2)]
+PLACEMENTS = cases([(0, 1), (0, 1, 0, 1, 1), (0, 0, 0, 1, 1, 2)], long=[(0, 0, 1, 1)])
 
 
 def contributions(codec: Codec, size: int, numel: int) -> list[np.ndarray]:
@@ -86,7 +87,7 @@ def same_on_all(size: int, work: Any, **options: Any) -> None:
     assert all(other == first for other in others)
 
 
-@each("size", [1, 2, 3, 5])
+@each("size", cases([1, 2, 5], long=[3]))
 def test_all_ranks_get_the_same_bits(size: int) -> None:
     def work(group: un.Group) -> list[bytes]:
         found = []

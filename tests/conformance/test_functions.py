@@ -15,6 +15,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import cases
 from loops import each
 from unisono.engine.operations import functions
 
@@ -72,7 +73,7 @@ def folded(op: Any, parts: list[np.ndarray]) -> np.ndarray:
     return reduce(lambda a, b: op.function(a.copy(), b), parts)
 
 
-@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("size", cases([1, 2, 5, 8], long=[3, 4, 6, 7, 9]))
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_host(name: str, size: int) -> None:
     op, dtype = FUNCTIONS[name]
@@ -104,7 +105,7 @@ def test_one_host(name: str, size: int) -> None:
     ranks.threads(size, work)
 
 
-@pytest.mark.parametrize(("size", "per_host"), [(3, 1), (5, 2), (6, 3)])
+@pytest.mark.parametrize(("size", "per_host"), cases([(3, 1), (5, 2)], long=[(6, 3)]))
 def test_between_hosts(size: int, per_host: int) -> None:
     def work(group: un.Group) -> None:
         for name, (op, dtype) in FUNCTIONS.items():

@@ -7,6 +7,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import cases
 from loops import each, everywhere
 from unisono.engine.diagnosis import fault_reader
 
@@ -278,7 +279,7 @@ def test_a_flood_of_messages_that_nobody_asks_for_does_not_hold_up_a_timeout() -
     ranks.threads(2, work)
 
 
-@each("numel, count", [(1_000_000, 12), (6_000_000, 3), (4096, 2300)])
+@each("numel, count", cases([(1_000_000, 12), (4096, 2300)], long=[(6_000_000, 3)]))
 @everywhere
 def test_tags_are_taken_in_any_order_beyond_the_limit_of_unexpected_messages(numel: int, count: int) -> None:
     """72 to 144 MB; 64 MiB are stored."""

@@ -10,6 +10,7 @@ import pytest
 
 import ranks
 import unisono as un
+from effort import cases
 from loops import each, everywhere
 from unisono.engine.diagnosis import fault_reader
 from unisono.errors import PlanError
@@ -124,7 +125,7 @@ def check_others(group: un.Group, numel: int) -> None:
     assert (x == everybody.sum(0)).all()
 
 
-@each("size", [1, 2, 3, 4])
+@each("size", cases([1, 4], long=[2, 3]))
 @everywhere
 def test_own_algorithms_do_what_numpy_does(size: int) -> None:
     def work(group: un.Group) -> None:

@@ -18,9 +18,9 @@ PROGRAM = Path(__file__).with_name("arguments.py")
 LIMIT_S = 6000 if LONG else HANG_S
 RUNS = cases(
     [
-        ("--seed", "1", "--values", "numbers", "--cases", "3000"),
-        ("--seed", "2", "--only", "Store", "--values", "numbers", "--cases", "3000"),
-        ("--seed", "1", "--cases", "3000"),
+        ("--seed", "1", "--values", "numbers", "--cases", "1500"),
+        ("--seed", "2", "--only", "Store", "--values", "numbers", "--cases", "1500"),
+        ("--seed", "1", "--cases", "1500"),
     ],
     long=[("--seed", str(seed)) for seed in range(1, 4)],
 )

@@ -16,7 +16,7 @@ from loops import each
 from python_runs import ran
 
 PROGRAM = Path(__file__).with_name("frames.py")
-FRAMES = int(os.environ.get("FUZZ_FRAMES", times(usual=4_000, long=100_000)))
+FRAMES = int(os.environ.get("FUZZ_FRAMES", times(usual=2_000, long=100_000)))
 FRAME_NBYTES = 1004  # of every control frame
 
 

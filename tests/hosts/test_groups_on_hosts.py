@@ -14,7 +14,8 @@ import pytest
 
 import hosts
 import suite
-from effort import HANG_S, cases
+from effort import HANG_S, cases, times
+from loops import each
 
 pytestmark = pytest.mark.hosts
 
@@ -125,15 +126,16 @@ def test_parallel_plans_train_as_one_process_does(net: hosts.Network, forks: sui
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("way", "dead"), [("by_will", 0), ("destroyed_first", 0), ("disagree", 0), ("subgroup", 0), ("killed", 2)]
+@pytest.mark.parametrize(  # test_shrink_group.py has all on one host
+    ("way", "dead"),
+    cases([("by_will", 0), ("killed", 2)], long=[("destroyed_first", 0), ("disagree", 0), ("subgroup", 0)]),
 )
 def test_shrink_group(net: hosts.Network, forks: suite.Forks, tmp_path: Path, way: str, dead: int):
     printed = forked(forks, tmp_path, net, (2, 2), SHRINKS_PROGRAM, way, dead=dead)
     assert printed.splitlines().count("fine") == 4 - dead
 
 
-@pytest.mark.parametrize("way", ["MASTER_ADDR", "INIT_METHOD"])
+@each("way", ["MASTER_ADDR", "INIT_METHOD"])
 def test_where_there_is_only_ipv6(own_net: hosts.Network, way: str):
     for node in own_net:
         node.must("ip", "-4", "addr", "flush", "dev", hosts.INTERFACE)
@@ -143,7 +145,7 @@ def test_where_there_is_only_ipv6(own_net: hosts.Network, way: str):
 
 
 def test_delay_and_loss_change_no_bit(own_net: hosts.Network):
-    own_net.disturb(delay_s=0.05, loss=0.01)
+    own_net.disturb(delay_s=0.02, loss=0.01)
     assert fine(start(own_net, (1, 1), "exact")) == ["exact\n"] * 2
 
 
@@ -201,14 +203,14 @@ def test_every_operation_over_tls(net: hosts.Network):
     hosts.wait_until(lambda: not net[0].processes() + net[1].processes())
 
 
-def test_a_rank_that_dies_behind_tls_is_named(own_net: hosts.Network):
-    ranks = start(own_net, (1, 1), "loop", UNISONO_TLS="1")
+def test_a_rank_that_dies_behind_tls_is_named(net: hosts.Network):
+    ranks = start(net, (1, 1), "loop", UNISONO_TLS="1")
     up(ranks)
     ranks[1].kill()
     _, text = error_of(ended(ranks)[0])
     assert text.startswith("PeerLost")
     assert "rank 1 (host host1" in text
-    hosts.wait_until(lambda: not own_net[0].processes() + own_net[1].processes())
+    hosts.wait_until(lambda: not net[0].processes() + net[1].processes())
 
 
 def relays_of(host: hosts.Host) -> list[int]:
@@ -217,13 +219,11 @@ def relays_of(host: hosts.Host) -> list[int]:
     return [pid for pid, command in runs.items() if b"bootstrap.tls_relay import main" in command]
 
 
-@pytest.mark.parametrize(("layout", "at"), [((1, 1), 0), ((1, 1), 1), ((2, 1), 1)], ids=str)
-def test_a_relay_that_is_killed_is_no_death_of_its_rank(
-    own_net: hosts.Network, layout: tuple[int, ...], at: int
-):
-    ranks = start(own_net, layout, "loop", UNISONO_TLS="1")
+@pytest.mark.parametrize(("layout", "at"), cases([((1, 1), 0), ((2, 1), 1)], long=[((1, 1), 1)]), ids=str)
+def test_a_relay_that_is_killed_is_no_death_of_its_rank(net: hosts.Network, layout: tuple[int, ...], at: int):
+    ranks = start(net, layout, "loop", UNISONO_TLS="1")
     up(ranks)
-    for pid in relays_of(own_net[at]):
+    for pid in relays_of(net[at]):
         os.kill(pid, signal.SIGKILL)
     for result in ended(ranks):
         _, text = error_of(result)
@@ -297,23 +297,34 @@ def error_of(result: tuple[int, str, str]) -> tuple[float, str]:
     return float(at), text
 
 
-def test_a_link_that_is_down_for_5_s_is_waited_for(own_net: hosts.Network):
+def moments_after(rank: "subprocess.Popen[str]", moment: float) -> list[float]:
+    """When the rank said that it went on, up to the first time after this moment."""
+    assert rank.stdout is not None
+    found = []
+    for line in rank.stdout:
+        assert line.startswith("at "), line
+        found.append(float(line.split()[1]))
+        if found[-1] > moment:
+            break
+    return found
+
+
+def test_a_link_that_is_down_for_seconds_is_waited_for(own_net: hosts.Network):
     ranks = start(own_net, (1, 1), "loop")
     up(ranks)
     own_net[1].cut()
-    cut = time.time()
-    time.sleep(5)
+    cut, down_s = time.time(), times(usual=3, long=5)
+    time.sleep(down_s)
     own_net[1].mend()
-    time.sleep(4)
+    moments = moments_after(ranks[0], cut + down_s)
     own_net[1].kill()
-    found = ended(ranks)
-    moments = [float(line.split()[1]) for line in found[0][1].splitlines() if line.startswith("at ")]
-    assert not any(cut + 2 < moment < cut + 4.9 for moment in moments)
-    assert any(moment > cut + 5 for moment in moments), found[0]
+    ended(ranks)
+    assert not any(cut + 1.5 < moment < cut + down_s - 0.1 for moment in moments)
+    assert moments[-1] > cut + down_s, moments
 
 
 def test_a_link_that_stays_down_is_an_error_that_names_the_peer(own_net: hosts.Network):
-    ranks = start(own_net, (1, 1), "loop", UNISONO_PEER_TIMEOUT_S="3")
+    ranks = start(own_net, (1, 1), "loop", UNISONO_PEER_TIMEOUT_S="1.5")
     up(ranks)
     own_net[1].cut()
     cut = time.time()
@@ -323,7 +334,7 @@ def test_a_link_that_stays_down_is_an_error_that_names_the_peer(own_net: hosts.N
         assert f"rank {1 - rank} (host host{1 - rank}" in text
         assert "its host no longer answers" in text
         assert "died" not in text
-        assert 1.5 < at - cut < 13, (at - cut, text)  # found: 3 s
+        assert 0.7 < at - cut < 13, (at - cut, text)
 
 
 @pytest.mark.parametrize("tls", ["0", "1"])
@@ -341,7 +352,7 @@ def test_a_host_that_is_killed_behind_a_cut_link_is_named(own_net: hosts.Network
     hosts.wait_until(lambda: not own_net[0].processes())
 
 
-@pytest.mark.parametrize("layout", [(2, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("layout", cases([(2, 2)], long=[(2, 1), (1, 2)]), ids=str)
 def test_a_host_that_is_killed_is_named_at_once(own_net: hosts.Network, layout: tuple[int, ...]):
     ranks = start(own_net, layout, "loop")
     up(ranks)
@@ -350,5 +361,5 @@ def test_a_host_that_is_killed_is_named_at_once(own_net: hosts.Network, layout: 
     for result in ended(ranks)[: layout[0]]:
         at, text = error_of(result)
         assert "PeerLost" in text
-        assert re.search(r"rank [12] \(host host1", text), text
+        assert re.search(r"rank [123] \(host host1", text), text
         assert at - killed < 10, (at - killed, text)  # promised is 1 s, on a machine that is not crowded

@@ -16,6 +16,7 @@ from effort import HANG_S, judge_time
 
 pytestmark = pytest.mark.hosts
 
+PATCHED = str(Path(__file__).resolve().parents[1] / "multiproc" / "launcher_program.py")
 PROGRAM = str(Path(__file__).resolve().parent / "programs" / "comes_from_a_host.py")
 
 
@@ -31,10 +32,11 @@ class Job:
     def __init__(self, net: hosts.Network, folder: Path) -> None:
         self.net = net
         self.token = folder / "token"
+        self.unisono = ["-m", "unisono"]
 
     def argv(self, node: int, nproc: int, *flags: str, how: str = "tells", address: str = "") -> list[str]:
         """The command of one node, whose ranks run `comes_from_a_host.py`."""
-        launcher = ["env", "--default-signal=INT,TERM,HUP", sys.executable, "-m", "unisono", "run"]
+        launcher = ["env", "--default-signal=INT,TERM,HUP", sys.executable, *self.unisono, "run"]
         where = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", address or self.net[0].address]
         return [*launcher, *where, "--token-file", str(self.token), "-n", str(nproc), *flags, PROGRAM, how]
 
@@ -99,6 +101,7 @@ def test_an_interrupt_on_any_node_ends_all(job: Job, number: int):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_node_that_is_killed_ends_all(job: Job, number: int):
+    job.unisono = [PATCHED, "silence_is_soon_told"]
     launchers = job.start("sleeps")
     for each in launchers:
         assert each.stdout is not None and "up" in each.stdout.readline()
@@ -107,7 +110,7 @@ def test_a_node_that_is_killed_ends_all(job: Job, number: int):
     started = time.monotonic()
     code, _, errors = ended([launchers[1 - number]], 60)[0]
     assert code != 0
-    judge_time(time.monotonic() - started, 20)  # 10 s of silence; nobody waits for the dead node's word
+    judge_time(time.monotonic() - started, 20)  # 4 s of silence; nobody waits for the dead node's word
     assert f"node {number} (host host{number})" in errors, errors
 
 

@@ -76,8 +76,8 @@ def test_a_started_process_that_fails_fails_the_job() -> None:
 def test_the_wait_for_a_started_process_names_it_and_has_the_limit_of_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("UNISONO_TIMEOUT_S", "15")
+    monkeypatch.setenv("UNISONO_TIMEOUT_S", "6")
     ended = run(1, PROGRAMS / "spawns.py", "never ends")
     assert ended.returncode != 0
     assert "Finalize waits for the end of process 0 (pid " in ended.stderr
-    assert "has not ended within UNISONO_TIMEOUT_S=15" in ended.stderr
+    assert "has not ended within UNISONO_TIMEOUT_S=6" in ended.stderr

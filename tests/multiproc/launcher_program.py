@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.commands import cli
-from unisono.commands.launch import frontend, process, supervisor
+from unisono.commands.launch import frontend, nodes, process, supervisor
 from unisono.commands.launch.job import Assignment, Job
 from unisono.commands.launch.nodes import NodeRendezvous
 from unisono.commands.launch.process import SignalEscalation, children
@@ -94,6 +94,10 @@ def the_end_comes_with_the_assignment() -> None:
     sys.exit(
         frontend._supervise(Job(("sleep", "300"), 1, (3,), (0,), grace_s=0.1), dict(os.environ), read, -1)
     )
+
+
+def silence_is_soon_told() -> None:
+    nodes.SILENT_S = 4.0
 
 
 def no_kill_was_to_come() -> None:

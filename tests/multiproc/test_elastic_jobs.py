@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from effort import HANG_S, judge_time
+from effort import HANG_S, cases, judge_time
 from launching import Launcher, read_lines, wait_until
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -20,7 +20,7 @@ def done(output: str) -> list[str]:
     return re.findall(r"done \d+ size \d+", output)
 
 
-@pytest.mark.parametrize("whom", ["1", "0"])
+@pytest.mark.parametrize("whom", cases(["0"], long=["1"]))
 def test_the_others_go_on_and_the_job_succeeds(launcher: Launcher, whom: str) -> None:
     found = launcher.run(GOES_ON, "--elastic", "2:3", args=("60", "kill", whom, "20"))
     assert found.returncode == 0, found.stderr
@@ -39,7 +39,9 @@ def test_a_rank_that_raises_is_shown_and_the_others_go_on(launcher: Launcher) ->
     assert "is out: left because of ValueError: bad loss; 2 ranks go on" in found.stderr
 
 
-@pytest.mark.parametrize(("what", "whom"), [("kill", "0"), ("stop", "1"), ("raise", "2"), ("kill", "0,2")])
+@pytest.mark.parametrize(
+    ("what", "whom"), cases([("stop", "1"), ("raise", "2"), ("kill", "0,2")], long=[("kill", "0")])
+)
 def test_lost_ranks_are_replaced(launcher: Launcher, what: str, whom: str) -> None:
     stop = launcher.folder / "stop"
     launcher.environ["STOP"] = str(stop)

@@ -10,7 +10,10 @@ import pytest
 import ranks
 import unisono as un
 
-pytestmark = pytest.mark.usefixtures("spread")
+pytestmark = [  # two ranks: every two on one host are one host
+    pytest.mark.usefixtures("spread"),
+    pytest.mark.parametrize("spread", ["one host", "apart"], indirect=True),
+]
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "uses_a_timeout.py"
 

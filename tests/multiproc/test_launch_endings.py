@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from effort import HANG_S, LONG, judge_time
+from effort import HANG_S, LONG, cases, judge_time
 from launching import Launcher, read_lines, wait_until
 from unisono.commands.launch.process import AFTER_SIGNAL_S
 
@@ -24,7 +24,8 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 @pytest.mark.parametrize(
-    ("last", "code"), [("sys.exit(0)", 0), ("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGUSR1)", 138)]
+    ("last", "code"),
+    cases([("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGUSR1)", 138)], long=[("sys.exit(0)", 0)]),
 )
 def test_exit_code_is_kept(launcher: Launcher, last: str, code: int) -> None:
     assert launcher.run(last, "-n", "2", "--grace", "0").returncode == code

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ranks
+from loops import of_two
 from unisono.engine.base.limits import limit_text
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -15,7 +16,7 @@ FILES = r"too many open files \(the limit RLIMIT_NOFILE is \d+"
 RAISE = "Raise it before the start: `ulimit -n "
 
 
-@pytest.mark.usefixtures("spread")
+@of_two
 @pytest.mark.parametrize("more", [1, 6, 11])
 def test_descriptors_run_out_while_a_group_is_made(more: int) -> None:
     both = ranks.processes(2, PROGRAM, "files_of_a_subgroup", str(more))
@@ -65,7 +66,7 @@ def test_a_full_disk() -> None:
     assert text.startswith("no space left on device: '/dev/full'. Free some space there")
 
 
-@pytest.mark.usefixtures("spread")
+@of_two
 def test_a_buffer_whose_file_was_cut_is_named_at_once_on_all_ranks() -> None:
     uses = [f"{use} {call}" for use in ("write", "read") for call in ("broadcast", "message")]
     assert ranks.processes(2, PROGRAMS / "loses_its_memory.py", *uses) == ["fine\n"] * 2

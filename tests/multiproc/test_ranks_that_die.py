@@ -12,9 +12,9 @@ import pytest
 import inside
 import ranks
 import unisono as un
-from effort import HANG_S
+from effort import HANG_S, cases, crossed
 from launching import wait_until
-from loops import everywhere
+from loops import SPREADS, everywhere, of_two
 from python_runs import PATH, fine
 from unisono import _native
 
@@ -23,7 +23,7 @@ PROGRAMS = HERE / "programs"
 
 
 @pytest.mark.usefixtures("spread")
-@pytest.mark.parametrize(("size", "rounds"), [(2, 5), (4, 10)])
+@pytest.mark.parametrize(("size", "rounds"), cases([(4, 5)], long=[(2, 20), (4, 20)]))
 def test_sigkill_of_any_rank_at_any_moment_is_named_within_a_second(size: int, rounds: int) -> None:
     printed = fine(HERE / "kill_program.py", rounds, size, time.time_ns() % 1000, **PATH)
     summary = json.loads(printed.splitlines()[-1])
@@ -41,7 +41,7 @@ def test_rank_that_never_calls_is_named_in_the_timeout() -> None:
             release.wait(HANG_S)
             return
         with pytest.raises(un.Timeout) as caught:
-            group.all_reduce(np.ones(4), timeout=2)
+            group.all_reduce(np.ones(4), timeout=1)
         told[group.rank] = str(caught.value)
         if len(told) == 3:
             release.set()
@@ -302,13 +302,13 @@ def test_a_repeated_call_whose_group_is_closed_meanwhile_says_so() -> None:
 
 
 def interrupted(*cases: tuple[str, str]) -> dict[tuple[str, str], list[str]]:
-    """What two ranks printed in each case, a call and what is raised. All at a time: each waits a second."""
+    """What two ranks printed in each case, a call and what is raised. All at a time: each waits a while."""
     with ThreadPoolExecutor(len(cases)) as pool:
         told = pool.map(lambda case: ranks.processes(2, PROGRAMS / "is_interrupted.py", *case), cases)
         return dict(zip(cases, told, strict=True))
 
 
-@pytest.mark.usefixtures("spread")
+@of_two
 def test_ctrl_c_in_a_wait_is_heard() -> None:
     found = interrupted(*((call, "KeyboardInterrupt") for call in ("all_reduce", "recv", "wait")))
     for case, (mine, other) in found.items():
@@ -316,7 +316,7 @@ def test_ctrl_c_in_a_wait_is_heard() -> None:
         assert "rank 0 was interrupted (Ctrl-C)" in other, case
 
 
-@pytest.mark.usefixtures("spread")
+@of_two
 def test_what_another_signal_handler_raises_is_not_told_as_ctrl_c() -> None:
     told = {
         "ValueError": "because of ValueError: bad loss, which a signal handler raised",
@@ -328,13 +328,15 @@ def test_what_another_signal_handler_raises_is_not_told_as_ctrl_c() -> None:
         assert "Ctrl-C" not in other, raised
 
 
-@pytest.mark.usefixtures("spread")
+@of_two
 def test_exit_without_close_leaves_nothing_and_others_are_told() -> None:
     told, _ = ranks.processes(2, PROGRAMS / "ends_without_close.py")
     assert "has closed the group; it was last seen after all_reduce #1" in told
 
 
 @pytest.mark.usefixtures("spread")
-@pytest.mark.parametrize("call", ["all_reduce", "recv", "recv from any"])
+@pytest.mark.parametrize(
+    ("call", "spread"), crossed(["all_reduce", "recv", "recv from any"], [*SPREADS]), indirect=["spread"]
+)
 def test_a_rank_that_runs_another_program_is_lost_at_once(call: str) -> None:
     assert ranks.processes(3, PROGRAMS / "runs_another_program.py", call) == ["fine\n"] * 3

@@ -9,7 +9,7 @@ import pytest
 
 import ranks
 import unisono as un
-from loops import everywhere
+from loops import everywhere, of_two
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
@@ -142,7 +142,7 @@ def test_who_closes_in_a_handler_or_leaves_by_sys_exit() -> None:
     ranks.threads(3, work)
 
 
-@pytest.mark.usefixtures("spread")
+@of_two
 @pytest.mark.parametrize("joining", ["together", "slowly"])
 def test_an_uncaught_exception_is_told_to_the_others(joining: str) -> None:
     """Also to a rank that is still joining when the other has joined, failed and ended."""

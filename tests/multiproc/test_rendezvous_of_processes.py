@@ -14,7 +14,7 @@ import pytest
 
 import ranks
 import unisono as un
-from effort import HANG_S, cases, judge_time
+from effort import HANG_S, cases, crossed, judge_time, times
 from python_runs import fine
 from unisono.engine.bootstrap.world_names import WAITING
 from unisono.engine.store import FileStore, TCPStore
@@ -75,7 +75,7 @@ def failed(child: subprocess.Popen[str]) -> str:
 def test_repeated_runs_with_kills_in_between(scheme: str, port: int, tmp_path: Path) -> None:
     """A run that is killed leaves nothing that would keep the next from coming together, at once."""
     method = f"tcp://127.0.0.1:{port}" if scheme == "tcp" else f"file://{tmp_path}/meet"
-    for turn in range(3):
+    for turn in range(times(usual=2, long=6)):
         doomed = [
             rank("sleeps", f"{method}?rank={number}&world_size=3") for number in range(3 if turn else 2)
         ]
@@ -155,8 +155,7 @@ def test_a_killed_rank_0_is_told(port: int) -> None:
     assert f"localhost:{port}" in text
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("scheme", ["tcp", "file"])
+@pytest.mark.parametrize(("scheme", "number"), crossed(["tcp", "file"], [0, 1]))
 def test_an_interrupt_while_waiting_for_the_others(
     scheme: str, number: int, port: int, tmp_path: Path
 ) -> None:

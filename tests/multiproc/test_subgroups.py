@@ -13,44 +13,51 @@ import pytest
 
 import ranks
 import unisono as un
-from effort import HANG_S, times
-from loops import each, everywhere
+from effort import HANG_S, crossed, times
+from loops import SPREADS, each, everywhere
 from unisono.engine.group import connect
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "dies_before_a_subgroup.py"
 
 
 @pytest.mark.usefixtures("spread")
-@pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
+@pytest.mark.parametrize(("after_s", "spread"), crossed([0.0, 0.5], [*SPREADS]), indirect=["spread"])
 def test_a_member_that_dies_is_named(after_s: float) -> None:
     first, _, last = ranks.processes(3, PROGRAM, str(after_s))
     for told in (first, last):
         assert "PeerLost subgroup failed: rank 1 (" in told
 
 
-def of_the_job(act: Callable[[un.Group], Any], end: Callable[[un.Group], Any], error: type[Exception]) -> str:
+Over = threading.Event
+
+
+def of_the_job(
+    act: Callable[[un.Group], Any], end: Callable[[un.Group, Over], Any], error: type[Exception]
+) -> str:
     """The error of rank 2 of 5, which is rank 0 in a group of a group; its rank 1 is rank 4 of the job."""
     texts: list[str] = []
+    over = Over()
 
     def work(group: un.Group) -> None:
         part = group.subgroup([1, 2, 4])
         pair = None if part is None else part.subgroup([1, 2])
         if group.rank == 4 and pair is not None:
-            end(pair)
+            end(pair, over)
         elif pair is not None:
             with pytest.raises(error) as told:
                 act(pair)
             texts.append(str(told.value))
+            over.set()
 
     ranks.threads(5, work)
     return texts[0]
 
 
-def is_late(_: un.Group) -> None:
-    time.sleep(1.5)
+def is_late(_: un.Group, over: Over) -> None:
+    assert over.wait(HANG_S)
 
 
-def differs(pair: un.Group) -> None:
+def differs(pair: un.Group, _: Over) -> None:
     with pytest.raises(un.Mismatch):
         pair.all_reduce(np.ones(4))
 
@@ -67,11 +74,11 @@ FAULTS = {
         rf"recv timed out after 0.3 s: rank 1 did not answer \({PROCESS}",
     ),
     "a rank leaves": (
-        lambda pair: pair.all_reduce(np.ones(3)), lambda pair: pair.close(), un.PeerLost,
+        lambda pair: pair.all_reduce(np.ones(3)), lambda pair, _: pair.close(), un.PeerLost,
         rf"rank 1 \({PROCESS}\) has closed .* Rank 1 \(rank 4 of the job\) must make",
     ),
     "a rank aborts": (
-        lambda pair: pair.all_reduce(np.ones(3)), lambda pair: pair.abort(), un.Aborted,
+        lambda pair: pair.all_reduce(np.ones(3)), lambda pair, _: pair.abort(), un.Aborted,
         r"rank 1 \(rank 4 of the job\) aborted the group",
     ),
     "ranks differ": (
@@ -114,7 +121,7 @@ def made(end: Any, after_s: float, what: type[Exception], match: str) -> None:
     assert len(told) == 2
 
 
-@pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
+@pytest.mark.parametrize("after_s", [0.0, 0.3], ids=["before", "meanwhile"])
 @everywhere
 def test_a_member_that_closes_is_named(after_s: float) -> None:
     made(
@@ -131,10 +138,10 @@ def test_a_member_that_leaves_by_an_exception_tells_of_it() -> None:
         with pytest.raises(ValueError, match="bad loss"), group:
             raise ValueError("bad loss")
 
-    made(leave, 1.0, un.PeerLost, "rank 1 .* has closed the group because of ValueError: bad loss")
+    made(leave, 0.3, un.PeerLost, "rank 1 .* has closed the group because of ValueError: bad loss")
 
 
-@pytest.mark.parametrize("after_s", [0.0, 1.0], ids=["before", "meanwhile"])
+@pytest.mark.parametrize("after_s", [0.0, 0.3], ids=["before", "meanwhile"])
 @everywhere
 def test_a_member_that_aborts_the_group_is_named(after_s: float) -> None:
     made(lambda group: group.abort(), after_s, un.Aborted, "rank 1 aborted the group")

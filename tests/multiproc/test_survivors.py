@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from effort import HANG_S
+from effort import HANG_S, cases, crossed
+from loops import SPREADS
 from python_runs import PATH, ran
 
 HERE = Path(__file__).resolve().parent
@@ -69,7 +70,14 @@ def check(found: list[dict[str, Any]], whom: tuple[int, ...], why: str) -> None:
 
 
 @pytest.mark.usefixtures("spread")
-@pytest.mark.parametrize(("size", "whom"), [(2, (1,)), (6, (0, 1, 4))])
+@pytest.mark.parametrize(
+    ("size", "whom", "spread"),
+    cases(
+        [(2, (1,), "one host"), (6, (0, 1, 4), "apart"), (6, (0, 1, 4), "twos")],
+        long=[(2, (1,), "apart"), (6, (0, 1, 4), "one host")],
+    ),
+    indirect=["spread"],
+)
 def test_the_others_go_on_when_ranks_are_killed(size: int, whom: tuple[int, ...]) -> None:
     found = run(size, "kill", whom, seed=size)
     check(found, whom, "")
@@ -104,7 +112,7 @@ def test_ranks_are_excluded_by_will(whom: tuple[int, ...]) -> None:
 
 
 @pytest.mark.usefixtures("spread")
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize(("seed", "spread"), crossed([0, 4], [*SPREADS]), indirect=["spread"])
 def test_ranks_die_while_the_others_shrink(seed: int) -> None:
     size, whom = (4, (seed % 4,)) if seed < 3 else (6, (seed % 6, (seed + 2) % 6))
     found = run(size, "during", whom, seed)

@@ -83,6 +83,12 @@ def everywhere(test: Test) -> Test:
     return within("spread", SPREADS, lambda spread: mock.patch.dict(os.environ, SPREADS[spread]))(test)
 
 
+def of_two(test: Test) -> Test:
+    """Run a test of two ranks, which starts processes, on one host and on two: an item of each."""
+    hosts = pytest.mark.parametrize("spread", ["one host", "apart"], indirect=True)
+    return pytest.mark.usefixtures("spread")(hosts(test))
+
+
 def _case(keys: list[str], value: Any) -> Case:
     if isinstance(value, type(pytest.param())):
         assert not value.marks, f"{value} has marks, which only parametrize knows"

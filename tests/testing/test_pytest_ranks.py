@@ -19,6 +19,7 @@ import pages
 from effort import HANG_S, judge_time
 from launching import wait_until
 from loops import each
+from unisono.testing.marker import settings
 
 ROOT = Path(__file__).parents[2]
 SUITES = Path(__file__).with_name("suites")
@@ -84,10 +85,10 @@ EXPECTED = {
     "test_message_left": "failed rank 0 has not received a message of rank 1: tag 7, 32 bytes",
     "test_exit": r"failed ^=== rank 1 of 3 .*ended with exit code 3.*=== rank 0 .*=== rank 2 .*last words",
     "test_killed": r"failed ^=== rank 2 of 3 .*was killed by SIGKILL.*PeerLost",
-    "test_hang": r"failed ^=== rank 1 of 2 .*after 3 s, the limit.*outcomes.py\", line \d+ in test_hang.*"
+    "test_hang": r"failed ^=== rank 1 of 2 .*after 2 s, the limit.*outcomes.py\", line \d+ in test_hang.*"
     r"=== rank 0 .*Timeout: barrier timed out.*rank 1 never arrived.*outcomes.py:\d+ in test_hang",
-    "test_stopped": "failed ^=== rank 1 of 2 .*after 3 s.*it is stopped",
-    "test_limit_of_pytest_timeout": "failed after 3 s, the limit.* in test_limit_of_pytest_timeout",
+    "test_stopped": "failed ^=== rank 1 of 2 .*after 2 s.*it is stopped",
+    "test_limit_of_pytest_timeout": "failed after 2 s, the limit.* in test_limit_of_pytest_timeout",
     "test_works_again": "passed",
     "test_skip_of_one": r"skipped not here \(rank 1 of 2\)",
     "test_skipif": "skipped nowhere",
@@ -174,12 +175,19 @@ def test_warm_ranks_take_milliseconds(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_process_groups(tmp_path: Path) -> None:
-    done = ran(tmp_path, "about_torch")
+def test_process_groups_and_what_docs_and_examples_show(tmp_path: Path) -> None:
+    """One run for all: each imports PyTorch, and so do its ranks."""
+    page = (ROOT / "docs" / "testing.md").read_text()
+    shown = [ROOT / "examples" / "test_on_ranks.py"]
+    for number, block in enumerate(block for block in pages.blocks(page) if block.language == "py"):
+        shown.append(tmp_path / f"test_shown{number}.py")
+        shown[-1].write_text(block.text)
+    done = ran(tmp_path, "about_torch", *map(str, shown))
     failed = {test for test in done.reports if done.outcome(test) != "passed"}
     why = {"fails[unisono]": "KeyError: 'the cause'", "fails[gloo]": "KeyError"}
     why |= dict.fromkeys(["dies", "dies_in_setup"], "exit code 3")
     assert failed == {f"test_one_rank_{how}" for how in why}, done.text
+    assert "18 passed" in done.text, done.text
     for how, words in why.items():
         said = done.said(f"test_one_rank_{how}")
         assert said.startswith("=== rank 0 of 2")
@@ -200,13 +208,17 @@ def test_process_groups(tmp_path: Path) -> None:
         ([2], {"timeout": 0}, "timeout is 0"),
     ],
 )
-def test_wrong_markers(
-    args: list[Any], kwargs: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MARKER", json.dumps([args, kwargs]))
+def test_wrong_markers(args: list[Any], kwargs: dict[str, Any], words: str, request: Any) -> None:
+    request.node.add_marker(pytest.mark.ranks(*args, **kwargs), append=False)
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        settings(request.node)
+
+
+def test_a_wrong_marker_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARKER", json.dumps([[0], {}]))
     done = ran(tmp_path, "wrong_marker")
     assert done.code == 4
-    assert words in done.text
+    assert "wrong_marker.py::test: ranks is 0, expected 1..1024" in done.text
 
 
 def test_debugger_on_the_rank_that_fails(tmp_path: Path) -> None:
@@ -264,18 +276,6 @@ def marked(mark: bytes) -> list[int]:
         except OSError:
             continue
     return found
-
-
-@pytest.mark.torch
-def test_what_docs_and_examples_show(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "testing.md").read_text()
-    shown = [block.text for block in pages.blocks(page) if block.language == "py"]
-    for number, text in enumerate(shown):
-        (tmp_path / f"test_shown{number}.py").write_text(text)
-    example = str(ROOT / "examples" / "test_on_ranks.py")
-    words = [sys.executable, "-m", "pytest", *QUIET, *map(str, tmp_path.glob("*.py")), example]
-    done = subprocess.run(words, env=environ(tmp_path), capture_output=True, text=True, timeout=HANG_S)
-    assert "8 passed" in done.stdout, done.stdout
 
 
 def test_nothing_is_imported_for_other_tests(tmp_path: Path) -> None:

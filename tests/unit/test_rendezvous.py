@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from effort import HANG_S, judge_time
+from effort import HANG_S, cases, judge_time, times
 from launching import wait_until
 from loops import each
 from meeting import closed_together, env_of, meet, together
@@ -27,7 +27,7 @@ from unisono.errors import RendezvousError, StoreError, StoreTimeout
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "tcp6", "name", "file", "env", "store"])
-@pytest.mark.parametrize("world_size", [1, 2, 5])
+@pytest.mark.parametrize("world_size", cases([1, 5], long=[2]))
 def test_all_ranks_know_each_other(scheme: str, world_size: int, port: int, tmp_path: Path) -> None:
     shared = HashStore()
     method = {"tcp": f"tcp://127.0.0.1:{port}", "tcp6": f"tcp://[::1]:{port}", "name": f"tcp://localhost:{port}",
@@ -241,11 +241,11 @@ def test_a_world_size_that_differs_is_named_by_all(ways: dict[str, Any]) -> None
 
 def test_those_who_did_not_come_are_named(ways: dict[str, Any]) -> None:
     start = time.monotonic()
-    errors = together(*[lambda r=r: meet(**ways, rank=r, world_size=5, timeout_s=3) for r in (0, 2, 3)])
+    errors = together(*[lambda r=r: meet(**ways, rank=r, world_size=5, timeout_s=1.5) for r in (0, 2, 3)])
     judge_time(time.monotonic() - start, 20)
     for error in errors:
         assert isinstance(error, RendezvousError)
-        assert "3 of 5 ranks joined within 3 s" in str(error)
+        assert "3 of 5 ranks joined within 1.5 s" in str(error)
         assert "missing ranks 1, 4" in str(error)
 
 
@@ -255,7 +255,9 @@ def test_after_a_failure_the_ranks_can_try_again(ways: dict[str, Any]) -> None:
             meet(**ways, rank=number, world_size=wrong)
         return meet(**ways, rank=number, world_size=2)
 
-    for _ in range(20):  # rank 1 may come back just when rank 0 closes the store of the failed world
+    for _ in range(
+        times(usual=6, long=60)
+    ):  # rank 1 may come back just when rank 0 closes the store of the failed world
         worlds = together(lambda: rank(0, 2), lambda: rank(1, 3))
         assert worlds[0].members == worlds[1].members
         closed_together(worlds)
@@ -342,7 +344,7 @@ def test_names_of_earlier_worlds_are_not_told() -> None:
     worlds = together(*[lambda r=r: meet(store=store, rank=r, world_size=2, name="actor") for r in (0, 1)])
     closed_together(worlds)
     with pytest.raises(RendezvousError, match="missing rank 1") as told:
-        meet(store=store, rank=0, world_size=2, name="critic", timeout_s=1.2)
+        meet(store=store, rank=0, world_size=2, name="critic", timeout_s=0.6)
     assert "actor" not in str(told.value)
 
 
@@ -360,7 +362,7 @@ def test_a_latecomer_with_a_taken_rank_hurts_only_itself(port: int) -> None:
 
 def test_rank_0_missing_is_a_timeout_that_names_the_address(port: int) -> None:
     with pytest.raises(StoreTimeout, match=rf"127\.0\.0\.1:{port} within [0-2]\.?\d* s.*rank 0"):
-        meet(f"tcp://127.0.0.1:{port}", rank=1, world_size=2, timeout_s=2)
+        meet(f"tcp://127.0.0.1:{port}", rank=1, world_size=2, timeout_s=0.7)
 
 
 def test_an_unknown_master_is_told_at_once() -> None:

@@ -40,7 +40,7 @@ if not isinstance(error, KeyboardInterrupt):
 group = un.init_process_group(init_method=os.environ["MEETING"])
 group.barrier()
 if group.rank == 0:
-    threading.Timer(1, interrupt).start()
+    threading.Timer(0.4, interrupt).start()
     try:
         CALLS[sys.argv[1]]()
     except type(error):

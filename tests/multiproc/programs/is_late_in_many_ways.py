@@ -84,7 +84,7 @@ def meet(name: str, late: dict[int, Way]) -> None:
     if world.rank in late:
         late[world.rank](over, other)
     try:
-        world.all_reduce(x, timeout=1.0)
+        world.all_reduce(x, timeout=0.6)
         print(f"{name}\tno error", flush=True)
     except un.Timeout as error:
         assert error.report is not None

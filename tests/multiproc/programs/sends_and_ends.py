@@ -11,7 +11,7 @@ import numpy as np
 
 import unisono as un
 
-PIECE, STANDS_S = 1 << 16, 2.0
+PIECE, STANDS_S = 1 << 16, 1.0
 go = Path(sys.argv[1])
 full, ends = go.with_suffix(".full"), go.with_suffix(".ends")
 

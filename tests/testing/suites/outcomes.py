@@ -79,20 +79,20 @@ def test_killed(group, rank):
     group.barrier()
 
 
-@pytest.mark.ranks(2, timeout=3)
+@pytest.mark.ranks(2, timeout=2)
 def test_hang(group, rank):
     if rank == 1:
         time.sleep(600)
     group.barrier()
 
 
-@pytest.mark.ranks(2, timeout=3)
+@pytest.mark.ranks(2, timeout=2)
 def test_stopped(rank):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@pytest.mark.timeout(3)
+@pytest.mark.timeout(2)
 @pytest.mark.ranks(1)
 def test_limit_of_pytest_timeout():
     time.sleep(600)
