@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from unisono.engine.base.validation import whole
 from unisono.errors import UnfitError
 from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.graph.fused import has_hooks
+from unisono.parallel.structure import is_chain
 
 from .cells import PipeRun, PipeStage
 from .schedule import Action, Schedule, Span, Timeline, prove, schedule
@@ -97,13 +97,11 @@ class Pipe(nn.Sequential):
             )
         self._balance = None if balance is None else [whole(count, "balance", 1) for count in balance]
         self._spans: list[Span] = []
-        kind: Any = type(module)
-        if not issubclass(kind, nn.Sequential) or kind.forward is not nn.Sequential.forward:
-            raise TypeError(f"Pipe: module is a {kind.__name__}, expected a plain nn.Sequential")
-        if module._parameters or module._buffers or has_hooks(module):
-            raise ValueError(
-                "Pipe: the nn.Sequential has hooks, parameters or buffers beside those of its children. Give"
-                " them to a child; register hooks on the Pipe"
+        if not isinstance(module, nn.Sequential) or not is_chain(module):
+            raise TypeError(
+                f"Pipe: module is a {type(module).__name__} of {len([*module.children()])} children, "
+                "expected a plain nn.Sequential, without hooks, parameters or buffers beside those of its "
+                "children. Give them to a child; register hooks on the Pipe"
             )
         for name, child in module._modules.items():
             if hasattr(self, name):
