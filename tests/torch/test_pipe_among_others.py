@@ -117,7 +117,7 @@ class Scales(nn.Module):
 
 @pytest.mark.parametrize("mode", ["never", "except_last"])
 def test_other_data_of_parameters_count_as_in_the_sequential(mode: str) -> None:
-    """Autograd saves a view of the weight of a Linear, with the old data, and of x * p the parameter itself."""
+    """Autograd saves a view of the weight of a Linear, with the old data, and of a product the factors."""
     found = []
     plain = nn.Sequential(nn.Linear(8, 8), Scales(), nn.Linear(8, 8), Scales()).double()
     for module in (
