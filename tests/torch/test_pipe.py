@@ -318,7 +318,10 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
     "gives a object: no gradient comes through it": (ValueError, lambda: _piped(lambda _: object())),
     "writes a buffer in forward": (ValueError, lambda: _piped(_Counter())),
     r"a parameter or eval\(\) was changed between forward and backward": (ValueError, lambda: _evaluated()),
-    "dimension 0 has to be the rows": (TypeError, lambda: up.Pipe(nn.Sequential(nn.MSELoss()), 2)(X, X)),
+    r"shapes \[\[\], \[\]\] for micro-batches of \[5, 5\] rows": (
+        ValueError,
+        lambda: up.Pipe(nn.Sequential(nn.MSELoss()), 2)(X, X),
+    ),
 }
 
 
