@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import threading
 import time
 import weakref
@@ -265,13 +266,20 @@ def test_stages_overlap_and_the_bubble_is_the_predicted_one() -> None:
         pipe(X).local_value().sum().backward()
         took.append(time.perf_counter() - start)
         bubbles.append(abs(pipe.timeline().bubble - expected))
-    assert min(took) < 14 * SLEEP_S  # 10 on a quiet machine; one thread: 16
+        first, second = ([s for s in pipe.timeline().spans if s.rank == stage] for stage in range(2))
+        at_once = [one for one, other in itertools.product(first, second) if _overlap(one, other)]
+        assert {span.action.kind for span in at_once} == {"F", "B"}
+    judge_time(min(took), 14 * SLEEP_S)  # 10 on a quiet machine; one thread: 16
     judge_time(min(bubbles), 0.05)
 
 
+def _overlap(one: Any, other: Any) -> bool:
+    return one.start_s < other.end_s and other.start_s < one.end_s
+
+
 WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
-    "expected a plain nn.Sequential": (TypeError, lambda: up.Pipe(nn.Linear(8, 8))),  # type: ignore[arg-type]
-    "0 children": (ValueError, lambda: up.Pipe(nn.Sequential())),
+    "a Linear of 0 children, expected a plain nn.Sequential": (TypeError, lambda: up.Pipe(nn.Linear(8, 8))),  # type: ignore[arg-type]
+    "a Sequential of 0 children": (TypeError, lambda: up.Pipe(nn.Sequential())),
     "each one once": (ValueError, lambda: up.Pipe(nn.Sequential(*[nn.ReLU()] * 2))),
     "chunks": (ValueError, lambda: up.Pipe(net(), 0)),
     "checkpoint='some', expected one of": (ValueError, lambda: up.Pipe(net(), 2, "some")),
@@ -295,7 +303,7 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
         lambda: up.Pipe(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), balance=[2]),
     ),
     'called "forward"': (ValueError, lambda: up.Pipe(_named("forward"))),
-    "beside those of its children": (ValueError, lambda: up.Pipe(_hooked())),
+    "beside those of its children": (TypeError, lambda: up.Pipe(_hooked())),
     "needs the loss": (ValueError, lambda: up.Pipe(net(), 2, schedule="1f1b")(X)),
     "no tensor with rows": (TypeError, lambda: up.Pipe(net(), 2)(3)),
     r"tensors with \[9, 10\] rows": (ValueError, lambda: up.Pipe(net(), 2)(X, target=Y[:9])),
@@ -310,7 +318,10 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
     "gives a object: no gradient comes through it": (ValueError, lambda: _piped(lambda _: object())),
     "writes a buffer in forward": (ValueError, lambda: _piped(_Counter())),
     r"a parameter or eval\(\) was changed between forward and backward": (ValueError, lambda: _evaluated()),
-    "dimension 0 has to be the rows": (TypeError, lambda: up.Pipe(nn.Sequential(nn.MSELoss()), 2)(X, X)),
+    r"shapes \[\[\], \[\]\] for micro-batches of \[5, 5\] rows": (
+        ValueError,
+        lambda: up.Pipe(nn.Sequential(nn.MSELoss()), 2)(X, X),
+    ),
 }
 
 

@@ -84,7 +84,9 @@ class Masks(nn.Module):
         return x * self.mask
 
 
-@pytest.mark.parametrize("change", ["parameter", "module", "buffer", "functional_call"])
+@pytest.mark.parametrize(
+    "change", ["parameter", "data", "module", "buffer", "data of a buffer", "functional_call"]
+)
 def test_what_changes_before_it_is_computed_again_is_refused(change: str) -> None:
     stage = nn.Sequential(nn.Linear(8, 8), Masks(), nn.ReLU())
     pipe = up.Pipe(nn.Sequential(stage, nn.Linear(8, 4)), 2, "always", balance=[1, 1])
@@ -92,10 +94,51 @@ def test_what_changes_before_it_is_computed_again_is_refused(change: str) -> Non
     output = (functional_call(pipe, given, (X,)) if change == "functional_call" else pipe(X)).local_value()
     if change == "parameter":
         stage[0].weight = nn.Parameter(torch.ones(8, 8))
+    elif change == "data":
+        stage[0].weight.data = torch.ones(8, 8)
     elif change == "module":
         stage[2] = nn.Tanh()
     elif change == "buffer":
         stage[1].mask.mul_(2)
+    elif change == "data of a buffer":
+        stage[1].mask.data = torch.zeros(8)
+    with pytest.raises(ValueError, match="was changed between forward and backward"):
+        output.sum().backward()
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.full((8,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+@pytest.mark.parametrize("mode", ["never", "except_last"])
+def test_other_data_of_parameters_count_as_in_the_sequential(mode: str) -> None:
+    """Autograd saves a view of the weight of a Linear, with the old data, and of a product the factors."""
+    found = []
+    plain = nn.Sequential(nn.Linear(8, 8), Scales(), nn.Linear(8, 8), Scales()).double()
+    for module in (
+        plain,
+        up.Pipe(copy.deepcopy(plain), 1 if mode == "except_last" else 2, mode, balance=[2, 2]),
+    ):
+        x = X.double().requires_grad_()
+        output = module(x) if module is plain else module(x).local_value()
+        for parameter in module.parameters():
+            parameter.data = torch.full_like(parameter, 5.0)
+        output.square().sum().backward()
+        found.append([output, x.grad, *(parameter.grad for parameter in module.parameters())])
+    torch.testing.assert_close(*found)
+
+
+def test_statistics_that_are_read_may_not_change() -> None:
+    norm = nn.BatchNorm1d(8)
+    pipe = up.Pipe(nn.Sequential(nn.Linear(8, 8), norm, nn.Linear(8, 4)), 2, "always", balance=[2, 1])
+    norm.eval()  # frozen, as in fine-tuning
+    output = pipe(X).local_value()
+    norm.running_mean.add_(1)
     with pytest.raises(ValueError, match="was changed between forward and backward"):
         output.sum().backward()
 

@@ -50,6 +50,21 @@ def cut_like(whole: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
+def span(size: int, places: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Where a rank's part of a dim begins, and its size, as DTensor cuts it.
+
+    Args:
+        places: of each axis that cuts it, the number of parts and the rank's place.
+    Example: 5 in 2 x 2 parts: 2, 1, 1, 1 elements; the third begins at 3.
+    """
+    start = 0
+    for parts, place in places:
+        most = -(-size // parts)
+        before = min(place * most, size)
+        start, size = start + before, min(most, size - before)
+    return start, size
+
+
 def wide_copy(parameter: Tensor) -> Tensor:
     """Return a copy of this rank's part: in f32, or in the parameter's own type where that one holds more."""
     value = local(parameter.detach())

@@ -15,7 +15,7 @@ from torch import Tensor
 from unisono.torch.control_data import broadcast_data
 
 from .batches import rows_of
-from .graph.containers import mapped, tensors_in
+from .graph.containers import join_rows, mapped, tensors_in
 from .loss_weights import cut_batch
 from .model_setup import ModelSetup
 from .pipeline.runtime import StepInput
@@ -77,10 +77,10 @@ def joined(outputs: list[Any], built: ModelSetup, rows: int) -> Any:
     error = ""
     if outputs:
         try:
-            result = _joined(outputs)
+            result = join_rows([output for _, output in outputs], [count for count, _ in outputs])
             result = result if rows else mapped(result, lambda tensor: tensor[:0] if tensor.dim() else tensor)
         except ValueError as wrong:
-            error = str(wrong)
+            error = f"predict: {wrong}"
     if mesh.plan.pipeline > 1:
         last = schedule(mesh.plan.schedule, mesh.plan.pipeline, 1, mesh.plan.chunks).rank_of[-1]
         source = mesh.peer(last)
@@ -107,22 +107,3 @@ def _sent(room: Any, value: Tensor | None, source: int, mesh: Any) -> Tensor:
         made.copy_(value)
     dist.broadcast(made, src=source, group=mesh.group("pipeline"))
     return made
-
-
-def _joined(outputs: list[Any]) -> Any:
-    if len(outputs) == 1:
-        return outputs[0][1]
-    rows = [count for count, _ in outputs]
-    columns = zip(*(tensors_in(output) for _, output in outputs), strict=True)
-    made = iter([_row(list(column), rows) for column in columns])
-    return mapped(outputs[0][1], lambda _: next(made))
-
-
-def _row(parts: list[Tensor], rows: list[int]) -> Tensor:
-    if any(part.dim() == 0 or len(part) != count for part, count in zip(parts, rows, strict=True)):
-        raise ValueError(
-            f"predict: the model returned tensors of shapes {[list(part.shape) for part in parts]} for "
-            f"micro-batches of {rows} rows, which are not joined. Use Plan(micro_batches=1), or return "
-            "tensors of rows"
-        )
-    return torch.cat(parts)

@@ -14,7 +14,6 @@ Source of the second: Ramesh et al., Zero-Shot Text-to-Image Generation, 2021, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -26,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
 from unisono.errors import UnfitError
-from unisono.parallel.gradients import local
+from unisono.parallel.gradients import local, span
 from unisono.torch_internals import autograd, fsdp, version_names
 
 from .reducer import Compression
@@ -150,7 +149,7 @@ class UnitReduction:
         end = 0
         for parameter in self._trained():
             sharing = parameter.device_mesh.size()  # type: ignore[attr-defined]
-            start, end = end, end + math.ceil(len(parameter) / sharing) * math.prod(parameter.shape[1:])
+            start, end = end, end + span(len(parameter), [(sharing, 0)])[1] * parameter.shape[1:].numel()
             found.append((parameter, slice(start, end)))
         if end != numel:
             raise UnfitError(

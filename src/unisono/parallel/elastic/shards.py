@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.engine.group.native import NativeGroup
 from unisono.engine.publishing.boxes import Box, overlap
-from unisono.parallel.gradients import local
+from unisono.parallel.gradients import local, span
 from unisono.parallel.plan import Plan
 
 NOBODY = -1
@@ -190,9 +190,8 @@ def _moves(rows: int, ranks: Sequence[int], plan: Plan) -> Iterator[tuple[int, i
 
 def rows_of_shard(rows: int, shards: int, rank: int) -> tuple[int, int]:
     """The rows [first, last) of a rank, as `fully_shard` cuts dimension 0. Example: 5, 3 -> 0:2, 2:4, 4:5."""
-    each = -(-rows // shards)
-    shard = rank % shards
-    return min(rows, shard * each), min(rows, (shard + 1) * each)
+    first, size = span(rows, [(shards, rank % shards)])
+    return first, first + size
 
 
 def _neighbours(group: NativeGroup) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import copy
 import dataclasses
 import enum
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -111,6 +111,29 @@ def rebuilt(thing: Any, parts: dict[Any, Any]) -> Any:
     for key, part in parts.items():
         put(key, part)
     return changed
+
+
+def join_rows(outputs: Sequence[Any], rows: Sequence[int], *, repeated: bool = False) -> Any:
+    """What a model returned for micro-batches of these rows, as it would for the whole batch.
+
+    Args:
+        repeated: a tensor may have several rows for each of its micro-batch.
+    Raises:
+        ValueError: a tensor of one of several micro-batches has other rows.
+    """
+    if len(outputs) == 1:
+        return outputs[0]
+    columns = [*zip(*map(tensors_in, outputs), strict=True)]
+    for column in columns:
+        for part, count in zip(column, rows, strict=True):
+            if not part.dim() or (len(part) % max(count, 1) if repeated else len(part) != count):
+                raise ValueError(
+                    f"the model returned tensors of shapes {[list(part.shape) for part in column]} for "
+                    f"micro-batches of {[*rows]} rows, which are not joined: return tensors of rows, or use "
+                    "one micro-batch"
+                )
+    made = iter([torch.cat(column) for column in columns])
+    return mapped(outputs[0], lambda _: next(made))
 
 
 def cast(thing: Any, dtype: torch.dtype | None) -> Any:

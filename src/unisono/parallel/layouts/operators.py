@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 from torch.nn import functional
 
+from unisono.parallel.gradients import span
 from unisono.parallel.graph.indices import groups_of
 
-from .redistribute import SUM, WHOLE, Layout, span
+from .redistribute import SUM, WHOLE, Layout
 
 Shape = tuple[int, ...]
 Indices = tuple[str | None, ...]

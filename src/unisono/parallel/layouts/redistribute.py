@@ -128,21 +128,6 @@ class OperatorRanks:
 ranks_of_group = functools.lru_cache(maxsize=64)(OperatorRanks)
 
 
-def span(size: int, places: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Where a rank's part of a dim begins, and its size, as DTensor cuts it.
-
-    Args:
-        places: of each axis that cuts it, the number of parts and the rank's place.
-    Example: 5 in 2 x 2 parts: 2, 1, 1, 1 elements; the third begins at 3.
-    """
-    start = 0
-    for parts, place in places:
-        most = -(-size // parts)
-        before = min(place * most, size)
-        start, size = start + before, min(most, size - before)
-    return start, size
-
-
 # ---- the moves ----
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from unisono.errors import UnfitError
 from unisono.parallel.batches import fingerprint
+from unisono.parallel.gradients import span
 from unisono.parallel.graph.noted_call import GATHERED, PartsOp, WholeOp, noted_call
 from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals import c10d
@@ -35,7 +36,6 @@ from .redistribute import (
     placed,
     primes,
     ranks_of_group,
-    span,
 )
 
 Strategy = Sequence[Sequence[int]]

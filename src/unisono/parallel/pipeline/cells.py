@@ -333,15 +333,15 @@ class PipeRun:
                 output = self._losses[micro](output, stage.device)
             return output
 
-    def _state(self, stage: PipeStage, inputs: Any) -> tuple[dict[Any, int], dict[Tensor, int]]:
-        """What a cell depends on: versions of inputs and parameters, modes of modules; versions of buffers.
+    def _state(self, stage: PipeStage, inputs: Any) -> tuple[dict[Any, Any], dict[Tensor, Any]]:
+        """What a cell depends on: values of inputs and parameters, modes of modules; values of buffers.
 
-        Those of BatchNorm are left out: its training does not read them.
+        Those of BatchNorm are left out while it trains: it does not read them.
         """
         modules = [*stage.children.modules()]
-        read = [module for module in modules if not isinstance(module, BATCH_NORMS)]
-        tensors = {tensor: tensor._version for tensor in (*tensors_in(inputs), *stage.children.parameters())}
-        buffers = {one: one._version for module in read for one in module.buffers(recurse=False)}
+        read = [module for module in modules if not (isinstance(module, BATCH_NORMS) and module.training)]
+        tensors = {one: _value_of(one) for one in (*tensors_in(inputs), *stage.children.parameters())}
+        buffers = {one: _value_of(one) for module in read for one in module.buffers(recurse=False)}
         return {**tensors, **{module: module.training for module in modules}}, buffers
 
     def _check_output(self, stage: PipeStage, inputs: Any, output: Any) -> None:
@@ -356,6 +356,15 @@ class PipeRun:
                     f"Pipe: a stage uses a tensor of shape {[*leaf.shape]} that requires a gradient and is "
                     "no parameter of its children. Its gradient would be lost: make it one, or an input"
                 )
+
+
+def _value_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Differs once the tensor is written, or `tensor.data` assigned, which leaves its version as it is.
+
+    The storage is kept: no other one gets its address.
+    """
+    place = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor._version, tensor.untyped_storage(), *place
 
 
 def _written_by_stage(leaf: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from unisono.engine.base.validation import whole
 from unisono.errors import UnfitError
-from unisono.parallel.graph.containers import mapped, tensors_in
-from unisono.parallel.graph.fused import has_hooks
+from unisono.parallel.graph.containers import join_rows, mapped, tensors_in
+from unisono.parallel.structure import is_chain
 
 from .cells import PipeRun, PipeStage
 from .schedule import Action, Schedule, Span, Timeline, prove, schedule
@@ -97,13 +97,11 @@ class Pipe(nn.Sequential):
             )
         self._balance = None if balance is None else [whole(count, "balance", 1) for count in balance]
         self._spans: list[Span] = []
-        kind: Any = type(module)
-        if not issubclass(kind, nn.Sequential) or kind.forward is not nn.Sequential.forward:
-            raise TypeError(f"Pipe: module is a {kind.__name__}, expected a plain nn.Sequential")
-        if module._parameters or module._buffers or has_hooks(module):
-            raise ValueError(
-                "Pipe: the nn.Sequential has hooks, parameters or buffers beside those of its children. Give"
-                " them to a child; register hooks on the Pipe"
+        if not is_chain(module):
+            raise TypeError(
+                f"Pipe: module is a {type(module).__name__} of {len([*module.children()])} children, "
+                "expected a plain nn.Sequential, without hooks, parameters or buffers beside those of its "
+                "children. Give them to a child; register hooks on the Pipe"
             )
         for name, child in module._modules.items():
             if hasattr(self, name):
@@ -124,8 +122,9 @@ class Pipe(nn.Sequential):
             target: cut like the inputs.
             loss: of (output, target) of a micro-batch; returns the mean over its rows.
         Raises:
-            ValueError: tensors with different numbers of rows; a schedule that needs `loss`.
-            TypeError: no tensor with rows; outputs that cannot be joined.
+            ValueError: tensors with different numbers of rows, also of an output without `loss`; a schedule
+                that needs `loss`.
+            TypeError: no tensor with rows; micro-batches with different outputs that are no tensors.
         """
         sizes = _sizes((inputs, target), self._chunks)
         rows, kept, losses = sum(sizes), KEPT[self._checkpoint], []
@@ -268,13 +267,4 @@ def _joined(outputs: list[Any], sizes: list[int]) -> Any:
     plain = [mapped(one, lambda _: None) for one in outputs]
     if any(one != plain[0] for one in plain):
         raise TypeError(f"Pipe: micro-batches returned different values that are no tensors: {plain}")
-    for one, size in zip(outputs, sizes, strict=True):
-        for tensor in tensors_in(one):
-            if not tensor.dim() or (size and len(tensor) % size):
-                raise TypeError(
-                    f"Pipe: {size} rows gave a tensor of shape {[*tensor.shape]}, which cannot be joined "
-                    "with those of other micro-batches: dimension 0 has to be the rows. Or write loss="
-                )
-    columns = zip(*(tensors_in(one) for one in outputs), strict=True)
-    joined = iter([torch.cat(column) for column in columns])
-    return mapped(outputs[0], lambda _: next(joined))
+    return join_rows(outputs, sizes, repeated=True)
