@@ -25,6 +25,7 @@ import leaks
 import loops
 import ports
 import suite
+import system
 
 # Before NumPy and PyTorch are imported: their thread pools would slow ranks down that share two cores,
 # and look like leaked threads.
@@ -154,7 +155,8 @@ def _missing(item: pytest.Item) -> str:
         return _why_no_hosts()
     if item.get_closest_marker("gpu") and not Path("/dev/nvidia0").exists():
         return "needs a GPU"
-    return ""
+    needs = (system.why_not(*mark.args) for mark in item.iter_markers("needs"))
+    return "; ".join(filter(None, needs))
 
 
 @pytest.fixture(params=loops.SPREADS)

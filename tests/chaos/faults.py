@@ -39,10 +39,9 @@ from operations_of_ranks import SIZES  # noqa: E402
 from rank_of_a_case import PHASES  # noqa: E402
 
 import hosts  # noqa: E402
+from effort import HANG_S  # noqa: E402
 
 KINDS = ("kill", "stop", "raise", "slow", "cut")
-HANG_S = 300.0
-"""A rank that lives and has not ended by then hangs."""
 NAMED_S = 0.25
 """Within this time 99 of 100 errors name the fault."""
 FORWARD_S = 5.0

@@ -66,7 +66,9 @@ def _values(rank: int, dtype: str) -> np.ndarray:
     rng = np.random.default_rng(rank)
     if dtype == str(MATRIX):
         return rng.uniform(-1, 1, NUMELS[-1]).view(MATRIX)
-    return (rng.standard_normal(NUMELS[-1]) * 100).astype(dtype)
+    drawn = rng.standard_normal(NUMELS[-1]) * 100
+    # By a signed type: what a negative float is as an unsigned integer differs between processors.
+    return (drawn if np.dtype(dtype).kind == "f" else drawn.astype("i8")).astype(dtype)
 
 
 def folded(op: Any, parts: list[np.ndarray]) -> np.ndarray:

@@ -28,6 +28,7 @@ MESSAGE = (
     32 * 1024 // 4
 )  # elements: enough to be read in place, in one segment, and too few to be sent with zero copy
 ROOT = 1
+pytestmark = pytest.mark.needs("other processes")
 
 
 def opened(group: un.Group) -> int:

@@ -79,5 +79,6 @@ def test_message_of_a_closed_sender_is_whole_or_an_error() -> None:
 PROGRAM = Path(__file__).resolve().parent / "programs" / "lends_and_becomes_another.py"
 
 
+@pytest.mark.needs("other processes")
 def test_memory_of_an_execed_program_is_not_received() -> None:
     assert ranks.processes(2, PROGRAM) == ["fine\n"] * 2

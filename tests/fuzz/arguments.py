@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
 import inside
 import unisono as un
+from effort import HANG_S
 from unisono import codecs, networks, planner, plans, simulation
 from unisono.engine.group import Group
 
 MODULES = (un, plans, codecs, networks, planner, simulation)
 PATIENCE_S = 0.3  # of a call that waits, as its arguments ask it to
-HANG_S = 300.0  # of a call that does not even end when it is interrupted
 FOUND = 2  # the exit code of the process that calls
 ALLOWED = (ValueError, TypeError, un.UnisonoError)
 DOCUMENTED = {

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from effort import HANG_S
+from python_runs import PATH, fine
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
@@ -46,6 +47,10 @@ def test_a_program_without_a_launcher_is_one_rank() -> None:
     command = [sys.executable, str(PROGRAMS / "is_alone.py")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_memory_of_the_host_is_known_in_a_sandbox() -> None:
+    assert fine(PROGRAMS / "reads_in_a_sandbox.py", **PATH) == "all is well\n"
 
 
 def test_an_exception_on_one_rank_ends_the_job_with_its_traceback() -> None:

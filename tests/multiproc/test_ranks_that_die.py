@@ -334,6 +334,7 @@ def test_exit_without_close_leaves_nothing_and_others_are_told() -> None:
     assert "has closed the group; it was last seen after all_reduce #1" in told
 
 
+@pytest.mark.needs("other processes")  # no end of a process tells it
 @pytest.mark.usefixtures("spread")
 @pytest.mark.parametrize(
     ("call", "spread"), crossed(["all_reduce", "recv", "recv from any"], [*SPREADS]), indirect=["spread"]

@@ -8,6 +8,7 @@ import ranks
 from python_runs import PATH, fine
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "shares_arrays.py"
+pytestmark = pytest.mark.needs("other processes")
 
 
 def test_shared_arrays_are_mapped_by_their_readers() -> None:

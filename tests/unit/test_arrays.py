@@ -68,6 +68,7 @@ def test_empty_refuses_wrong_arguments() -> None:
         un.empty((1 << 40, 1 << 40), np.uint8)
 
 
+@pytest.mark.needs("given pages")
 def test_memory_is_given_back_with_the_last_view() -> None:
     """But for a page, which is a huge one where the system makes such of shared memory by itself."""
     length, page = 32 << 20, 2 << 20

@@ -174,6 +174,12 @@ def test_a_process_that_cannot_be_watched_is_not_said_to_have_ended(monkeypatch:
     assert caught.value.errno == errno.EMFILE
 
 
+def test_a_process_finds_the_start_time_that_others_find() -> None:
+    """An emulator may show a process another one than the kernel shows the others."""
+    seen = subprocess.run(["cat", f"/proc/{os.getpid()}/stat"], capture_output=True, check=True).stdout
+    assert process_start_time(os.getpid()) == int(seen.rpartition(b")")[2].split()[19])
+
+
 def test_a_rank_that_waits_for_the_first_one_does_not_end_with_another() -> None:
     """The other may have the memory already, and be in the group."""
     child = subprocess.Popen(["sleep", "60"])

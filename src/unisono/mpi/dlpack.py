@@ -6,6 +6,7 @@ So the producer keeps the tensor, and the capsule is kept as long as the memory 
 from __future__ import annotations
 
 import ctypes
+import errno
 import math
 import os
 from typing import Any
@@ -103,10 +104,17 @@ def readable(address: int) -> bool:
     there = (ctypes.c_size_t * 2)(address, 1)
     here = (ctypes.c_size_t * 2)(ctypes.addressof(byte), 1)
     found: int = _libc.process_vm_readv(os.getpid(), here, 1, there, 1, 0)
-    return found == 1
+    if found == 1 or ctypes.get_errno() == errno.EFAULT:
+        return found == 1
+    # A sandbox or an emulator refuses that call. This one reads the byte, too, and is slower.
+    with open(os.memfd_create("unisono-probe"), "wb", buffering=0) as sink:
+        try:
+            return sink.write((ctypes.c_char * 1).from_address(address)) == 1
+        except OSError:
+            return False
 
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def contiguous(shape: Any, strides: Any, itemsize: int) -> bool:

@@ -178,8 +178,11 @@ def _kernel() -> str:
 
 
 def process_start_time(pid: int) -> int:
-    """The start time of a process, in clock ticks since the start of the kernel."""
-    with open(f"/proc/{pid}/stat", "rb") as stat:
+    """The start time of a process, in clock ticks since the start of the kernel.
+
+    It is that of the first thread: qemu-user shows a process a /proc/PID/stat of its own, with another time.
+    """
+    with open(f"/proc/{pid}/task/{pid}/stat", "rb") as stat:
         return int(stat.read().rpartition(b")")[2].split()[19])
 
 
