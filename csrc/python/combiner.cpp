@@ -12,6 +12,12 @@ using namespace unisono;
 
 namespace {
 
+std::string text_of(nb::handle text) {
+  const nb::object bytes = nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "replace"));
+  if (!bytes.is_valid()) throw nb::python_error();
+  return PyBytes_AS_STRING(bytes.ptr());
+}
+
 // Calls `fold(out, *inputs)` with memory views. It returns None, or the text of an exception.
 class PythonCombiner final : public Combiner {
  public:
@@ -34,13 +40,13 @@ class PythonCombiner final : public Combiner {
       const nb::object failed = nb::steal(PyObject_CallObject(fold_.ptr(), views.ptr()));
       if (!failed.is_valid()) throw nb::python_error();
       if (failed.is_none()) return true;
-      failure = nb::cast<std::string>(failed);
+      failure = text_of(failed);
     } catch (nb::python_error& error) {
       if (getpid() == gettid()) {  // signal handlers run in the main thread, which raises their exceptions
         error.restore();
         return false;
       }
-      failure = error.what();
+      failure = text_of(property_of(error.type(), "__name__"));  // nanobind's text of one with surrogates crashes
     }
     throw std::domain_error(failure);
   }

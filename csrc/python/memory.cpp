@@ -72,17 +72,22 @@ nb::object array_of(const nb::object& bytes) {
 
 }  // namespace
 
-nb::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes, bool as_array) {
+nb::object memory_of(std::unique_ptr<unsigned char[]> received, size_t nbytes) {
   unsigned char* const data = received.get();
   if (nbytes < kSmallObject) {
     nb::object copy = nb::steal(
         PyByteArray_FromStringAndSize(reinterpret_cast<const char*>(data), static_cast<Py_ssize_t>(nbytes)));
     if (!copy.is_valid()) throw nb::python_error();
-    return as_array ? array_of(copy) : copy;
+    return copy;
   }
-  const nb::capsule owner(data, [](void* kept) noexcept { delete[] static_cast<unsigned char*>(kept); });
+  nb::capsule owner(data, [](void* kept) noexcept { delete[] static_cast<unsigned char*>(kept); });
   received.release();
-  return nb::cast(Bytes(data, {nbytes}, owner));
+  return owner;
+}
+
+nb::object bytes_of(const nb::object& memory, size_t nbytes, bool as_array) {
+  if (PyByteArray_CheckExact(memory.ptr())) return as_array ? array_of(memory) : memory;
+  return nb::cast(Bytes(nb::cast<nb::capsule>(memory).data(), {nbytes}, memory));
 }
 
 void bind_memory(nb::module_& m) {

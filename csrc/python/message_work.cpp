@@ -176,17 +176,20 @@ nb::object NativeMessageWork::exception() {
 nb::object NativeMessageWork::result() {
   wait(nb::none());
   if (!request_ || !request_->sized || request_->cancelled) return nb::none();
+  nb::object memory;  // kept until there is a result: another thread may ask meanwhile, and `decode` may raise
   {
     const nb::ft_lock_guard held(lock_);
     if (result_.is_valid()) return result_;
-    if (!request_->own) return nb::none();
-    result_ = bytes_of(std::move(request_->own), request_->nbytes, !decode_.is_valid());
-    if (!decode_.is_valid()) return result_;
+    if (request_->own) received_ = memory_of(std::move(request_->own), request_->nbytes);
+    if (!received_.is_valid()) return nb::none();
+    memory = received_;
   }
-  nb::object made = call_python(decode_, result_);
+  nb::object made = bytes_of(memory, request_->nbytes, !decode_.is_valid());
+  if (decode_.is_valid()) made = call_python(decode_, made);
   const nb::ft_lock_guard held(lock_);
-  result_ = made;
-  return made;
+  if (!result_.is_valid()) result_ = std::move(made);
+  received_ = {};
+  return result_;
 }
 
 nb::object NativeMessageWork::status() {

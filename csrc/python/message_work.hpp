@@ -85,7 +85,7 @@ class NativeMessageWork {
   std::shared_ptr<unisono::Request> request_;  // nullptr: it was sent at once
   nanobind::ft_mutex lock_;
   BufferReferences keep_;  // guarded by lock_
-  nanobind::object decode_, unpack_, result_, code_;
+  nanobind::object decode_, unpack_, received_, result_, code_;
   unisono::CallSite site_;
   double timeout_s_ = 0;
   bool begun_ = false;

@@ -8,9 +8,11 @@
 #include "python/buffers.hpp"
 #include "python/status.hpp"
 
-// The bytes of a received message, writable: objects that are made of them may share their memory.
-// `as_array`: always a NumPy array.
-nanobind::object bytes_of(std::unique_ptr<unsigned char[]> received, size_t nbytes, bool as_array);
+// The memory of a received message as an object. Runs no Python code.
+nanobind::object memory_of(std::unique_ptr<unsigned char[]> received, size_t nbytes);
+// The bytes in it, writable: objects that are made of them may share their memory. `as_array`: always a NumPy
+// array.
+nanobind::object bytes_of(const nanobind::object& memory, size_t nbytes, bool as_array);
 
 // What a message is for its caller: the elements of an array, an object, or the bytes of either.
 enum class MessageContents { kArray, kObject, kBytes };
@@ -82,7 +84,8 @@ class MessageCall {
     nanobind::object status = nanobind::cast(Status::of(peer_, tag_, received_form_, nbytes_));
     if (!sized()) return status;
     const bool as_array = contents_ == MessageContents::kBytes;
-    return nanobind::make_tuple(bytes_of(std::move(own_), nbytes_, as_array), std::move(status));
+    return nanobind::make_tuple(bytes_of(memory_of(std::move(own_), nbytes_), nbytes_, as_array),
+                                std::move(status));
   }
 
   // Whether no receive under way writes to this memory.

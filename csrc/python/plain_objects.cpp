@@ -252,7 +252,24 @@ class PlainDecoder {
   std::string_view left_;
 };
 
+// Reads containers while nothing changes them: before Python 3.12 an allocation may run the collector, and so
+// finalizers.
+struct CollectorPause {
+  CollectorPause() = default;
+  CollectorPause(const CollectorPause&) = delete;
+  CollectorPause& operator=(const CollectorPause&) = delete;
+#if PY_VERSION_HEX < 0x030C0000
+  ~CollectorPause() {
+    if (was_enabled_ != 0) PyGC_Enable();
+  }
+
+ private:
+  const int was_enabled_ = PyGC_Disable();
+#endif
+};
+
 nb::object encode_plain(nb::handle object) {
+  [[maybe_unused]] const CollectorPause pause;
   PlainEncoder encoder;
   if (!encoder.write(object.ptr(), 0)) return nb::none();
   return nb::bytes(encoder.out.data(), encoder.out.size());

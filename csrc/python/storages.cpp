@@ -12,6 +12,7 @@ namespace {
 // unisono.torch_internals.storages finds them; -1: it did not.
 struct StorageOffsets {
   int pointer = -1, flag = -1;
+  PyTypeObject* type = nullptr;  // of a storage; kept for ever
 };
 
 // Not a guarded static: this runs Python code, which may release the GIL, and another thread would then wait
@@ -20,16 +21,21 @@ StorageOffsets places() {
   static std::atomic<const StorageOffsets*> kept = nullptr;
   if (const StorageOffsets* const known = kept.load(std::memory_order_acquire)) return *known;
   const nb::object at = nb::module_::import_("unisono.torch_internals.storages").attr("places")();
-  const auto* const found = new StorageOffsets{nb::cast<int>(at[0]), nb::cast<int>(at[1])};  // never freed
+  const nb::object type = nb::module_::import_("torch").attr("UntypedStorage");
+  const auto* const found = new StorageOffsets{nb::cast<int>(at[0]), nb::cast<int>(at[1]),
+                                               reinterpret_cast<PyTypeObject*>(type.ptr())};  // never freed
   const StorageOffsets* first = nullptr;
-  if (kept.compare_exchange_strong(first, found, std::memory_order_acq_rel)) return *found;
+  if (kept.compare_exchange_strong(first, found, std::memory_order_acq_rel)) {
+    type.inc_ref();
+    return *found;
+  }
   delete found;
   return *first;
 }
 
 unsigned char* flag_of(nb::handle storage) {
   const StorageOffsets at = places();
-  if (at.flag < 0) return nullptr;
+  if (at.flag < 0 || PyObject_TypeCheck(storage.ptr(), at.type) == 0) return nullptr;
   const auto* const object = reinterpret_cast<const unsigned char*>(storage.ptr());
   unsigned char* const behind = *reinterpret_cast<unsigned char* const*>(object + at.pointer);
   return behind == nullptr ? nullptr : behind + at.flag;

@@ -1,10 +1,13 @@
 """Objects over a group: what is asked for by name, what is refused, and sizes beyond 32 bits."""
 
+import gc
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import pytest
 import ranks
 import unisono as un
 from effort import HANG_S, LONG
+from unisono import _native
 
 GIB = 1 << 30
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -126,3 +130,59 @@ def test_a_mismatch_names_threads_where_several_call() -> None:
         assert "threads" not in str(raised.value)
 
     ranks.threads(2, alone)
+
+
+class Unpickled:
+    """Takes a while to unpickle, and fails where it is told to."""
+
+    def __init__(self, fails: bool) -> None:
+        time.sleep(0.1)
+        if fails:
+            raise ArithmeticError("told to")
+        self.fails = fails
+
+    def __reduce__(self) -> Any:
+        return Unpickled, (self.fails,)
+
+
+def test_a_result_is_the_object_however_often_and_by_whom_it_is_asked() -> None:
+    # It was the encoded bytes for another thread meanwhile, and after an error.
+    def work(group: un.Group) -> None:
+        if group.rank == 0:
+            one = Unpickled(False)
+            group.send_object(one, 1, pickle=True)
+            one.fails = True
+            group.send_object(one, 1, pickle=True)
+            return
+        received = group.irecv_object(0, pickle=True)
+        with ThreadPoolExecutor(2) as pool:
+            results = [each.result() for each in [pool.submit(received.result) for _ in range(2)]]
+        assert results[0] is results[1] and isinstance(results[0], Unpickled)
+        received = group.irecv_object(0, pickle=True)
+        for _ in range(2):
+            with pytest.raises(ArithmeticError):
+                received.result()
+
+    ranks.threads(2, work)
+
+
+def test_a_finalizer_may_change_what_is_encoded() -> None:
+    # Before Python 3.12 an allocation ran it while a list was read: a crash.
+    class Changes:
+        def __init__(self) -> None:
+            self.self = self
+
+        def __del__(self) -> None:
+            given.clear()
+
+    before = gc.get_threshold()
+    try:
+        for threshold in range(1, 8):
+            given: list[Any] = [{1}] * 50 + [str(i) for i in range(2000)]
+            gc.collect()
+            Changes()
+            gc.set_threshold(threshold)
+            assert len(_native.decode_plain(_native.encode_plain(given))) in (0, 2050)
+            gc.set_threshold(*before)
+    finally:
+        gc.set_threshold(*before)

@@ -76,6 +76,17 @@ def test_a_server_that_asks_for_no_proof_is_refused() -> None:
         thread.join()
 
 
+def test_lists_in_lists_do_not_end_the_server(server: StoreServer) -> None:
+    """What follows the fields of a Hello is skipped: a RecursionError there ended the thread for everybody."""
+    (hello,) = wire.frame(wire.ClientHello(wire.MAGIC, wire.VERSION, "", "c"))
+    head = bytes([hello[wire.PREFIX.size] + 1]) + hello[wire.PREFIX.size + 1 :] + b"\x91" * 3000 + b"\0"
+    with raw(server) as sock:
+        sock.sendall(wire.PREFIX.pack(len(head), 0) + head)
+        assert is_dropped(sock)
+    with opened(server, token=TOKEN) as store:
+        store.set("k", "v")
+
+
 def test_tls_needs_a_token_and_hides_what_is_said() -> None:
     with pytest.raises(ValueError, match="TLS needs the job's token"):
         StoreServer(tls=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from unisono import _native
 from unisono.torch_internals import storages
 
 LARGE = 1 << 20  # elements: a call takes long enough to be under way, and free() gives the memory back
@@ -104,3 +105,11 @@ def check_an_array_of_a_tensor_keeps_its_storage(rank, size):
 
 def check_the_places_are_found(rank, size):
     assert min(storages.places()) > 0
+
+
+def check_what_only_looks_like_a_tensor_is_left_alone(rank, size):
+    class Other:
+        def untyped_storage(self):
+            return 5.0  # its bytes were taken as an address
+
+    _native.StorageHold(Other())

@@ -187,7 +187,7 @@ def _receive(
                 introduction = _decode_introduction(sock.recv(256))
                 if introduction.rank in local_ranks[1:]:
                     return sock, introduction.rank
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, RecursionError):
             pass
         sock.close()
 

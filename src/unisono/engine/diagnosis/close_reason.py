@@ -63,7 +63,7 @@ def function_failure(error: BaseException) -> str:
         if len(longer.encode("utf-8", "replace")) > MOST_FAILURE_BYTES:
             break
         text = longer
-    return text
+    return text.encode("utf-8", "replace").decode()
 
 
 def error_reason() -> BaseException | None:

@@ -123,7 +123,7 @@ class Listener:
     def _refusal(self, info: bytes) -> str:
         try:
             build = _decode_build(info)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             build = PeerVersion(0, 0, "unknown")
         if build.layout == self._layout:
             return ""

@@ -129,7 +129,7 @@ def decode(encoded: bytes) -> MembershipProposal | None:
     """The proposal; None where the bytes are none."""
     try:
         wire = _decode(encoded)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     alive, gone = int.from_bytes(wire.alive, "little"), int.from_bytes(wire.gone, "little")
     return MembershipProposal(

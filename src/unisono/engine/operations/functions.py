@@ -7,7 +7,12 @@ elements; those of a structured dtype are never cut.
 from __future__ import annotations
 
 import functools
+import gc
 import operator
+import os
+import sys
+import threading
+import traceback
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -50,7 +55,8 @@ class UserOp:
         defined = f"{getattr(inner, '__module__', None) or kind.__module__}.{called}{place}"
         self.function, self.commutative = function, commutative
         self.name = called if name is None else name
-        self.description = f"op {self.name} ({defined}{'' if commutative else ', does not commute'})"
+        description = f"op {self.name} ({defined}{'' if commutative else ', does not commute'})"
+        self.description = description.encode("utf-8", "replace").decode()  # a file may have any name
         self.number = _number(self.description)
         self._given_name = name
         self._state: dict[str, BaseException] = {}  # not `self`: combiners would keep it alive for ever
@@ -136,18 +142,29 @@ class _Fold:
     def __call__(self, out: memoryview, *inputs: memoryview) -> str | None:
         """Returns the text of an exception, for the other ranks."""
         try:
-            arrays = [self._array(each) for each in inputs]
-            if not self._checked and out.nbytes >= COMBINED_BYTES:
-                self._check(arrays[0][:SAMPLE], arrays[1][:SAMPLE])
-                self._checked = True
-            combine = self._by_ufunc if self._ufunc else self._by_function
-            combine(self._array(out), arrays)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001  (SystemExit, too, has to end the call on all ranks)
+            self._combine(out, inputs)
+        except BaseException as error:  # SystemExit, too, has to end the call on all ranks
+            _clear_frames(error)
+            if isinstance(error, KeyboardInterrupt) and threading.get_native_id() == os.getpid():
+                raise
             self._state["raised"] = error
             return self._describe(error)
         return None
+
+    def _combine(self, out: memoryview, inputs: tuple[memoryview, ...]) -> None:
+        arrays = [self._array(each) for each in inputs]
+        users = list(map(sys.getrefcount, arrays))
+        if not self._checked and out.nbytes >= COMBINED_BYTES:
+            self._check(arrays[0][:SAMPLE], arrays[1][:SAMPLE])
+            self._checked = True
+        combine = self._by_ufunc if self._ufunc else self._by_function
+        combine(self._array(out), arrays)
+        if list(map(sys.getrefcount, arrays)) != users:
+            gc.collect()  # a cycle may hold one, such as an exception that the function has handled
+            if (
+                list(map(sys.getrefcount, arrays)) != users
+            ):  # a later look at it is a crash, or at other bytes
+                raise ValueError(f"{self._name} keeps an array that it was given; let it keep a copy")
 
     def _by_ufunc(self, out: Array, arrays: list[Array]) -> None:
         """The last step writes to `out`, which may be one of the inputs."""
@@ -189,6 +206,16 @@ class _Fold:
                 "result than the whole, and collectives cut arrays. Give elements that belong together one "
                 "structured dtype, or use all_reduce_object, whose functions get whole values"
             )
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Forget the arrays in the frames of an exception: a debugger that shows them later would crash."""
+    each: BaseException | None = error
+    for _ in range(sys.getrecursionlimit()):  # a program may chain exceptions in a circle
+        if each is None:
+            return
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
 
 
 def _number(text: str) -> int:

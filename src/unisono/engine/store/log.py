@@ -179,7 +179,7 @@ class StoreLog:
             with open(self.fd, "rb", closefd=False) as file:
                 file.seek(min(start, status.st_size))
                 found = _decode(file.read(min(nbytes, status.st_size)))
-        except (struct.error, msgspec.MsgspecError) as error:
+        except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise StoreError(
                 message("the store's file is damaged", where=f"FileStore {self.path}")
             ) from error

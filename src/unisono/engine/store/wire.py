@@ -142,7 +142,7 @@ def _read(decode: Callable[[bytearray], _Head], head: bytearray, what: str) -> _
     """A decoded head; raises `FrameFormatError` for other bytes, and for a greeting of another protocol."""
     try:
         found = decode(head)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # lists in lists, a thousand
         raise FrameFormatError(f"no {what}: {error}", bytes(head[:40])) from error
     if getattr(found, "magic", MAGIC) != MAGIC:
         raise FrameFormatError("wrong magic", bytes(head[:40]))
