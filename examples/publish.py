@@ -16,7 +16,7 @@ import numpy as np
 
 import unisono as un
 
-ROWS, COLUMNS, STEPS, STEP_S = 64, 32, 20, 0.5
+ROWS, COLUMNS, STEPS, STEP_S = 64, 32, 20, 0.3
 
 
 def train(world: un.Group, port: int) -> None:

@@ -16,7 +16,7 @@ def run(*words: str) -> str:
 
 def test_random_faults_at_random_moments() -> None:
     assert " 0 with a finding" in run(
-        str(HERE / "faults.py"), "--cases", str(times(usual=5, long=20)), "--seed", "7"
+        str(HERE / "faults.py"), "--cases", str(times(usual=3, long=20)), "--seed", "7"
     )
 
 

@@ -24,23 +24,26 @@ NUMELS = effort.cases([0, 13, 1000], long=[1])
 
 
 @each("size", RANKS)
-@each("algorithm", ALGORITHMS["all_reduce"])
-def test_all_reduce_of_every_dtype_and_op(size: int, algorithm: str) -> None:
+def test_all_reduce_of_every_dtype_and_op(size: int) -> None:
+    """Each pair by every third algorithm, by all with the long tests."""
+    algorithms, step = [*ALGORITHMS["all_reduce"]], effort.times(usual=3, long=1)
+
     def work(group: un.Group) -> None:
-        for dtype, op in oracle.pairs():
+        for number, (dtype, op) in enumerate(oracle.pairs()):
             for numel in cases.FEW:
-                cases.all_reduce(group, dtype, op, algorithm, numel)
+                for algorithm in algorithms[(number + size) % step :: step]:
+                    cases.all_reduce(group, dtype, op, algorithm, numel)
 
     ranks.threads(size, work)
 
 
 @each("size", RANKS)
-@each("algorithm", ALGORITHMS["all_reduce"])
-def test_all_reduce_around_boundaries(size: int, algorithm: str) -> None:
+def test_all_reduce_around_boundaries(size: int) -> None:
     def work(group: un.Group) -> None:
         for dtype, op in LARGE:
             for numel in cases.sizes(oracle.NUMPY_DTYPES[dtype].itemsize, size):
-                cases.all_reduce(group, dtype, op, algorithm, numel)
+                for algorithm in ALGORITHMS["all_reduce"]:
+                    cases.all_reduce(group, dtype, op, algorithm, numel)
 
     ranks.threads(size, work)
 
@@ -48,9 +51,8 @@ def test_all_reduce_around_boundaries(size: int, algorithm: str) -> None:
 @each("size", RANKS)
 def test_rooted_and_scattering_reductions(size: int) -> None:
     def work(group: un.Group) -> None:
-        for dtype, op in oracle.pairs():
-            for numel in NUMELS:
-                cases.reductions(group, dtype, op, numel, numel == 13)
+        for (dtype, op), numel in effort.crossed(oracle.pairs(), NUMELS):
+            cases.reductions(group, dtype, op, numel, numel == 13)
 
     ranks.threads(size, work)
 
@@ -67,9 +69,8 @@ def test_rooted_and_scattering_reductions_of_several_segments(size: int) -> None
 @each("size", RANKS)
 def test_moving_operations(size: int) -> None:
     def work(group: un.Group) -> None:
-        for dtype in oracle.NUMPY_DTYPES:
-            for numel in NUMELS:
-                cases.moves(group, dtype, numel)
+        for dtype, numel in effort.crossed([*oracle.NUMPY_DTYPES], NUMELS):
+            cases.moves(group, dtype, numel)
         for numel in (cases.SEGMENT_BYTES // 4 + 1, 2 * cases.SEGMENT_BYTES // 4 + 5):
             cases.moves(group, "float32", numel)
 

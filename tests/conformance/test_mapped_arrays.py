@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cases
+import effort
 import inside
 import operations
 import oracle
@@ -66,7 +67,7 @@ def call(group: un.Group, plan: Plan) -> None:
     calls[collective]()
 
 
-@pytest.mark.parametrize("size", [2, 4, 5])
+@pytest.mark.parametrize("size", effort.cases([2, 5], long=[4]))
 def test_what_a_plan_exposes_is_read_in_place(size: int) -> None:
     """Of every algorithm, each message that may be, and no other."""
     plans = [
@@ -93,8 +94,7 @@ def test_what_a_plan_exposes_is_read_in_place(size: int) -> None:
     assert sum(map(sum, expected)) > 0
 
 
-@pytest.mark.parametrize("crowded", [False, True])
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize(("size", "crowded"), effort.crossed([2, 3, 5], [False, True]))
 def test_results_are_those_of_other_arrays(size: int, crowded: bool) -> None:
     """Where ranks share cores only large messages are read in place."""
 

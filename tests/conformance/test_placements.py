@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import cases
+import effort
 import inside
 import ranks
 import unisono as un
@@ -11,7 +12,9 @@ from loops import each
 from unisono.errors import PlanError
 from unisono.plans import ALGORITHMS
 
-PLACEMENTS = [(0, 0, 1, 1), (0, 1, 2, 3), (0, 1, 0, 1, 1), (0, 1, 1, 2, 2, 2, 2)]
+PLACEMENTS = effort.cases(
+    [(0, 0, 1, 1), (0, 1, 0, 1, 1), (0, 1, 1, 2, 2, 2)], long=[(0, 1, 2, 3), (0, 1, 1, 2, 2, 2, 2)]
+)
 
 
 def placed(group: un.Group, hosts: tuple[int, ...]) -> un.Group:

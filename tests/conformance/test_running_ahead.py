@@ -21,7 +21,7 @@ def mark(numel: int, sender: int, receiver: int) -> np.ndarray:
 
 @each("shared", [False, True])
 @each("algorithm", ALGORITHMS["all_to_all"])
-@each("size", cases([2, 3], long=[4]))
+@each("size", cases([3], long=[2, 4]))
 def test_all_to_all_runs_ahead(size: int, algorithm: str, shared: bool) -> None:
     make = un.empty if shared else np.empty
 
@@ -38,7 +38,7 @@ def test_all_to_all_runs_ahead(size: int, algorithm: str, shared: bool) -> None:
     ranks.threads(size, work, zero_copy=True, cores=1)
 
 
-@each("size", [2, 3, 4])
+@each("size", cases([2, 4], long=[3]))
 def test_blocks_of_many_sizes(size: int) -> None:
     """Large ones run ahead, small and empty ones beside them do not; nobody knows the others' sizes."""
     sizes = [0, SMALL, *SIZES]
@@ -62,7 +62,7 @@ def test_blocks_of_many_sizes(size: int) -> None:
     ranks.threads(size, work, zero_copy=True, cores=1)
 
 
-@each("size", [2, 3, 4])
+@each("size", cases([2, 4], long=[3]))
 def test_gather_and_scatter(size: int) -> None:
     def work(group: un.Group) -> None:
         for numel in SIZES:
@@ -81,7 +81,7 @@ def test_gather_and_scatter(size: int) -> None:
 
 
 @each("algorithm", ALGORITHMS["broadcast"])
-@each("size", [2, 3, 4, 5])
+@each("size", cases([2, 5], long=[3, 4]))
 def test_forwarded_chunks_run_ahead(size: int, algorithm: str) -> None:
     """In trees a rank sends on what came ahead, in several pieces."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from effort import HANG_S, judge_time
+from effort import HANG_S, judge_time, times
 from loops import each, within
 from stores import KINDS, Place
 from unisono.engine.store import PrefixStore, Store
@@ -234,7 +234,7 @@ def test_bytes_like_values(store: Store) -> None:
 
 @over_all_stores
 def test_large_values(store: Store, other: Store) -> None:
-    large = os.urandom(1 << 16) * (64 << 4)  # 64 MiB
+    large = os.urandom(1 << 16) * (times(usual=16, long=64) << 4)  # MiB
     store.set("large", large)
     assert other.get("large") == large
     assert other.compare_set("large", "x", "y") == large

@@ -111,7 +111,8 @@ def test_no_worker_outlives_the_command(number: signal.Signals):
 
 @pytest.mark.parametrize("ranks", cases([2], long=[1, 3]))
 def test_every_operation_leaves_the_right_values(ranks: int):
-    sweep = ["-n", str(ranks), "-b", "4", "-e", "64K", "-f", "16384", *QUICK, "--rounds", "1", "--no-limit"]
+    first = "4" if LONG else "64K"
+    sweep = ["-n", str(ranks), "-b", first, "-e", "64K", "-f", "16384", *QUICK, "--rounds", "1", "--no-limit"]
     done = run("all", *sweep, "--json", "-", timeout_s=HANG_S)
     assert done.returncode == 0, done.stderr
     lines = json.loads(done.stdout)["lines"]

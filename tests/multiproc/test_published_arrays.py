@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from effort import HANG_S, cases, judge_time
+from effort import HANG_S, cases, crossed, judge_time, times
 from ports import reserved
 
 PROGRAM = Path(__file__).resolve().parent / "programs" / "publish_ranks.py"
@@ -69,8 +69,7 @@ def test_updates_during_transfers_mix_no_versions(tmp_path: Path, per_host: str)
     assert set(jobs.outputs().values()) == {"published", "one version each"}
 
 
-@HOSTS
-@pytest.mark.parametrize("lost", ["publish0", "publish1"])
+@pytest.mark.parametrize(("per_host", "lost"), crossed(["0", "1"], ["publish0", "publish1"]))
 def test_a_publisher_that_is_killed_is_named_at_once(tmp_path: Path, per_host: str, lost: str) -> None:
     jobs = Jobs(tmp_path, "losses", per_host)
     jobs.start("publish", 2)
@@ -119,7 +118,7 @@ def test_a_stopped_subscriber_delays_no_update_for_long_and_then_gets_the_newest
     other.folder.mkdir()
     (other.folder / "address").write_text(jobs.heard("address"))
     other.start("take", 1)
-    for _ in range(3):
+    for _ in range(times(usual=1, long=5)):
         stood = int(jobs.heard("taken0"))
         jobs.kill("take0", signal.SIGSTOP)
         while int(other.heard("taken0")) < stood + 5:  # the publisher goes on

@@ -233,8 +233,8 @@ def _ends_lower(rest: list[int]) -> bool:
 @pytest.mark.timeout(1800 if LONG else TEST_S)
 @each(
     "made, seed",
-    [(random_job, seed) for seed in range(times(60, 1000))]
-    + [(random_hosts, seed) for seed in range(times(25, 400))],
+    [(random_job, seed) for seed in range(times(40, 1000))]
+    + [(random_hosts, seed) for seed in range(times(15, 400))],
 )
 def test_the_search_is_exact(made: Callable[[int], TrainingJob], seed: int) -> None:
     job = made(seed)

@@ -114,7 +114,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("per_host", [0, 1])
 def test_all_name_the_rank_that_does_not_come(per_host: int, patient: None) -> None:
-    results = made([0, 1, 3], size=4, per_host=per_host, timeout_s=2.5)
+    results = made([0, 1, 3], size=4, per_host=per_host, timeout_s=1.5)
     for heard in results:
         assert isinstance(heard, un.RendezvousError)
         assert "rank 2 did not join the group" in str(heard)
@@ -127,11 +127,11 @@ def test_all_name_the_rank_that_does_not_come_to_the_memory(
 
     def late(store: Any, rank: int, *arguments: Any, **options: Any) -> Any:
         if rank == 2:
-            time.sleep(5.0)
+            time.sleep(3.5)
         return real(store, rank, *arguments, **options)
 
     monkeypatch.setattr(engine, "share_memory", late)
-    for heard in made(3, timeout_s=2.5)[:2]:
+    for heard in made(3, timeout_s=1.5)[:2]:
         assert isinstance(heard, un.RendezvousError)
         assert "rank 2 did not open the group's shared memory" in str(heard)
 

@@ -145,7 +145,7 @@ def test_stochastic_rounding_is_what_is_written(name):
 
 @each("codec", ALL)
 def test_stochastic_rounding_has_the_right_mean_and_is_repeatable(codec):
-    cases, n = 40, 20_000
+    cases, n = times(usual=15, long=40), 20_000
     for case in range(cases):
         value = np.float32(1 + case / cases) * np.float32(2.0 ** (case % 3 * -4))
         x = np.full(n, value, np.float32)
@@ -242,7 +242,7 @@ def test_all_sizes_at_all_addresses_on_all_instruction_sets(codec):
 @each("rounding", ["nearest", "stochastic"])
 def test_the_error_is_never_above_its_bound(codec, rounding):
     rng = np.random.default_rng(6)
-    for case in range(times(usual=300, long=1000)):
+    for case in range(times(usual=100, long=1000)):
         for x in adversarial(rng, int(rng.integers(1, 130))):
             x = np.abs(x) if codec.name == "0-6-10" else x
             bound = codec.bound(x, rounding)
