@@ -19,7 +19,8 @@ from unisono.codecs.low_rank import orthonormal
 MODULES = ("compression", "compressed_runs")
 CHECKS = [check for check in suite.checks("parallel") if check.partition(".")[0] in MODULES]
 UNITS = [check for check in suite.checks("parallel") if check.startswith("compressed_units.")]
-SETS = [(size, CHECKS) for size in cases([3], long=[2])] + [(size, UNITS) for size in cases([4], long=[2, 3])]
+SETS = [(size, CHECKS) for size in cases([3], long=[2])]
+SETS += [(size, part) for size in cases([4], long=[2, 3]) for part in (UNITS[:6], UNITS[6:])]
 
 
 @pytest.mark.parametrize("size, checks", SETS, ids=[f"{size}-{those[0]}" for size, those in SETS])

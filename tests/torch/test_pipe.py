@@ -282,8 +282,8 @@ WRONG: dict[str, tuple[type[Exception], Callable[[], Any]]] = {
     "a Sequential of 0 children": (TypeError, lambda: up.Pipe(nn.Sequential())),
     "each one once": (ValueError, lambda: up.Pipe(nn.Sequential(*[nn.ReLU()] * 2))),
     "chunks": (ValueError, lambda: up.Pipe(net(), 0)),
-    "checkpoint='some', expected one of": (ValueError, lambda: up.Pipe(net(), 2, "some")),
-    "schedule='zbv', expected one of 'gpipe', '1f1b'": (
+    "Pipe: checkpoint is 'some', expected one of": (ValueError, lambda: up.Pipe(net(), 2, "some")),
+    "schedule is 'zbv', expected one of 'gpipe', '1f1b'": (
         ValueError,
         lambda: up.Pipe(net(), 2, schedule="zbv"),
     ),

@@ -88,6 +88,14 @@ def instance(value: Any, kind: Any, name: str) -> Any:
     raise TypeError(f"{name} is a {type(value).__name__}, expected {expected}")
 
 
+def one_of(value: Any, name: str, known: Iterable[Any]) -> Any:
+    """Check that an argument is one of those that are known."""
+    known = tuple(known)
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}")
+    return value
+
+
 def listed(values: Iterable[Any], name: str, most: int | None = None) -> list[Any]:
     """The items of an iterable, as a list.
 

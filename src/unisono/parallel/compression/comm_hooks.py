@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unisono.codecs import Codec
 from unisono.codecs.codec import codec_of
-from unisono.engine.base.validation import flag, instance, whole
+from unisono.engine.base.validation import flag, instance, one_of, whole
 
 from .reducer import Compression
 from .settings import EXACT, Choice, CompressionSettings, LowRankOptions, Rule
@@ -101,7 +101,7 @@ class PowerSGD(_CommHook):
     def __post_init__(self) -> None:
         if not isinstance(self.rank, Mapping) and not callable(self.rank):
             object.__setattr__(self, "rank", whole(self.rank, "rank", 1, _MOST_RANK))
-        _one_of("factors", self.factors, (*_FACTORS, "f32"))
+        one_of(self.factors, "factors", (*_FACTORS, "f32"))
         _common(self)
         flag(self.warm_start, "warm_start")
         object.__setattr__(self, "seed", whole(self.seed, "seed", 0, 2**63 - 1))
@@ -207,11 +207,6 @@ def _signed(codec: Codec) -> Codec:
 
 
 def _common(settings: CompressionSettings) -> None:
-    _one_of("errors", settings.errors, _ERRORS)
+    one_of(settings.errors, "errors", _ERRORS)
     object.__setattr__(settings, "start", whole(settings.start, "start", 0))
     flag(settings.feedback, "feedback")
-
-
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, allowed))}")

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unisono.engine.base.validation import whole
+from unisono.engine.base.validation import one_of, whole
 from unisono.errors import UnfitError
 from unisono.parallel.graph.containers import join_rows, mapped, tensors_in
 from unisono.parallel.structure import is_chain
@@ -87,10 +87,9 @@ class Pipe(nn.Sequential):
         schedule: str = "gpipe",
     ) -> None:
         super().__init__()
-        self._chunks, self._checkpoint, self._schedule = whole(chunks, "chunks", 1), checkpoint, schedule
-        for name, value, known in (("checkpoint", checkpoint, KEPT), ("schedule", schedule, SCHEDULES)):
-            if value not in tuple(known):
-                raise ValueError(f"Pipe: {name}={value!r}, expected one of {', '.join(map(repr, known))}")
+        self._chunks = whole(chunks, "chunks", 1)
+        self._checkpoint = one_of(checkpoint, "Pipe: checkpoint", KEPT)
+        self._schedule = one_of(schedule, "Pipe: schedule", SCHEDULES)
         if deferred_batch_norm:
             raise ValueError(
                 "Pipe: deferred_batch_norm=True is not offered; BatchNorm counts each micro-batch"
