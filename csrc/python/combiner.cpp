@@ -37,7 +37,8 @@ class PythonCombiner final : public Combiner {
       for (size_t i = 0; i < k; ++i)
         PyTuple_SET_ITEM(views.ptr(), static_cast<Py_ssize_t>(i + 1),
                          view(const_cast<void*>(in[i]), nbytes, PyBUF_READ));
-      const nb::object failed = nb::steal(PyObject_CallObject(fold_.ptr(), views.ptr()));
+      const nb::object failed =
+          nb::steal(unisono_call(fold_.ptr(), PySequence_Fast_ITEMS(views.ptr()), k + 1, nullptr));
       if (!failed.is_valid()) throw nb::python_error();
       if (failed.is_none()) return true;
       failure = text_of(failed);

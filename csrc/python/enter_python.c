@@ -36,6 +36,15 @@ PyObject* unisono_call_method(PyObject* name, PyObject* const* arguments, size_t
   return result;
 }
 
+// As PyIter_Next.
+PyObject* unisono_next(PyObject* iterator) {
+  PyObject* volatile result = NULL;
+  pthread_cleanup_push(stop, NULL);
+  result = PyIter_Next(iterator);
+  pthread_cleanup_pop(0);
+  return result;
+}
+
 // As PyObject_GetAttrString, for a property.
 PyObject* unisono_get_attribute(PyObject* object, const char* name) {
   PyObject* volatile result = NULL;

@@ -9,7 +9,7 @@ namespace nb = nanobind;
 namespace {
 
 nb::object outcome(const nb::typed<nb::callable, nb::any()>& ask, nb::handle) {
-  nb::object value = ask();
+  nb::object value = call_python(ask);
   if (!PyExceptionInstance_Check(value.ptr())) return value;
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())), value.ptr());
   throw nb::python_error();
@@ -17,9 +17,9 @@ nb::object outcome(const nb::typed<nb::callable, nb::any()>& ask, nb::handle) {
 
 void call_each(const nb::typed<nb::iterator, nb::any>& calls) {
   while (true) {
-    const nb::object call = nb::steal(PyIter_Next(calls.ptr()));  // freed before the next one is awaited
+    const nb::object call = nb::steal(unisono_next(calls.ptr()));  // freed before the next one is awaited
     if (call.is_valid())
-      call();
+      call_python(call);
     else if (PyErr_Occurred())
       throw nb::python_error();
     else

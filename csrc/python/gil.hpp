@@ -10,6 +10,7 @@ extern "C" {
 void unisono_take_gil(PyThreadState* state);
 PyObject* unisono_call(PyObject* function, PyObject* const* arguments, size_t count, PyObject* keywords);
 PyObject* unisono_call_method(PyObject* name, PyObject* const* arguments, size_t count);
+PyObject* unisono_next(PyObject* iterator);
 PyObject* unisono_get_attribute(PyObject* object, const char* name);
 }
 

@@ -175,6 +175,7 @@ def test_a_reader_that_sleeps_does_not_hold_up_the_end(launcher: Launcher) -> No
 LEAVES_CHILDREN = PROGRAMS / "leaves_children.py"
 
 
+@pytest.mark.needs("orphans")
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
 def test_a_killed_launcher_leaves_nothing(launcher: Launcher, victim: str) -> None:
     process = launcher.start(LEAVES_CHILDREN, "-n", "2", args=("sleep",))
@@ -186,6 +187,7 @@ def test_a_killed_launcher_leaves_nothing(launcher: Launcher, victim: str) -> No
     assert process.returncode == (-9 if victim == "front" else 137)
 
 
+@pytest.mark.needs("orphans")
 @pytest.mark.parametrize(("end", "code"), [("exit", 0), ("kill", 137)])
 def test_what_ranks_leave_behind_is_ended(launcher: Launcher, end: str, code: int) -> None:
     done = launcher.run(LEAVES_CHILDREN, "-n", "2", "--grace", "30", args=(end,))
@@ -193,6 +195,7 @@ def test_what_ranks_leave_behind_is_ended(launcher: Launcher, end: str, code: in
     assert "left behind by the ranks" in done.stderr
 
 
+@pytest.mark.needs("orphans")
 def test_shared_memory_is_removed_however_slow_the_machine_is(launcher: Launcher) -> None:
     places = [str(PROGRAMS / "slow_tracker"), launcher.environ["PYTHONPATH"]]
     launcher.environ["PYTHONPATH"] = os.pathsep.join(places)
@@ -252,6 +255,7 @@ def rank_0_ends_before_it_is_received(launcher: Launcher, port: int, go: Path) -
     raise AssertionError(f"node 0 ended, and said: {''.join(said)}")
 
 
+@pytest.mark.needs("orphans")
 def test_what_a_rank_sent_over_tls_arrives_after_its_end(launcher: Launcher, port: int) -> None:
     go = launcher.folder / "go"
     nodes = rank_0_ends_before_it_is_received(launcher, port, go)
@@ -262,6 +266,7 @@ def test_what_a_rank_sent_over_tls_arrives_after_its_end(launcher: Launcher, por
     assert "left behind" not in ends[0][1]
 
 
+@pytest.mark.needs("orphans")
 def test_interrupted_while_tls_delivers(launcher: Launcher, port: int) -> None:
     nodes = rank_0_ends_before_it_is_received(launcher, port, launcher.folder / "never")
     began = time.monotonic()
@@ -272,6 +277,7 @@ def test_interrupted_while_tls_delivers(launcher: Launcher, port: int) -> None:
     assert nodes[0].returncode == 130
 
 
+@pytest.mark.needs("orphans")
 def test_interrupted_while_strays_live(launcher: Launcher) -> None:
     process = launcher.start(LEAVES_CHILDREN, "-n", "2", args=("sleep",))
     read_lines(process, 2)

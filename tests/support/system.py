@@ -3,6 +3,7 @@
 Each thing is tried once. `pytest.mark.needs("given pages")` skips a test with the reason where it is missing.
 """
 
+import ctypes
 import functools
 import mmap
 import os
@@ -22,8 +23,14 @@ def _gives_pages() -> bool:
         return memory[0] == 0
 
 
+def _adopts_orphans() -> bool:
+    get_child_subreaper = 37
+    return ctypes.CDLL(None).prctl(get_child_subreaper, ctypes.byref(ctypes.c_int()), 0, 0, 0) == 0
+
+
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "other processes": (_reads_other_processes, "process_vm_readv is not there: ranks copy twice"),
+    "orphans": (_adopts_orphans, "PR_SET_CHILD_SUBREAPER is not there: orphans go to init"),
     "given pages": (_gives_pages, "madvise does nothing: pages are neither allocated nor freed when asked"),
 }
 
