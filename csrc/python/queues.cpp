@@ -83,6 +83,7 @@ void bind_queues(nb::module_& m) {
       .def(
           "slowest",
           [](BoundQueue& self) {
+            self.engine.check_process();
             const auto [place, number, since, taken] = self.find_slowest();
             return std::tuple(place, number, static_cast<double>(since) * 1e-9, taken);
           },

@@ -143,7 +143,10 @@ uint64_t SharedQueue::reserve(size_t nbytes, const WindowLimits& limits) {
   look_for_dead(false);
   reserved_ = nbytes;
   const size_t wanted = rounded(nbytes);
-  const auto ready = [&] { return find_room(wanted) || stopped_[ranks_.size()]; };
+  const auto ready = [&] {
+    const std::scoped_lock held(stored_lock_);
+    return find_room(wanted) || stopped_[ranks_.size()];
+  };
   wait(cell_.returned, limits, ready, [&] {
     look_for_dead(true);
     return Fault{};
@@ -167,6 +170,7 @@ void SharedQueue::publish() {
     made.held[place].store(!latest_ && presence(place) == Presence::kReading ? kOwed : kNotHeld);
   }
   made.number.store(number);
+  const std::scoped_lock held(stored_lock_);
   stored_.emplace(place_, Stored{rounded(reserved_), number});
   in_use_[number % kQueueRecords] = true;
   tail_ = place_ + rounded(reserved_);
@@ -193,6 +197,7 @@ void SharedQueue::look_for_dead(bool now) {
 
 SlowReader SharedQueue::find_slowest() {
   SlowReader found;
+  const std::scoped_lock held(stored_lock_);
   for (const auto& [offset, one] : stored_)
     for (int place = 0; place < places(); ++place) {
       if ((found.place >= 0 && found.number <= one.number) || !needed_by(place, one.number)) continue;

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,8 @@ class SharedQueue {
   void end(QueueState state);
   // Throws if a reader has died since. Looks at most every 10 ms, unless `now`.
   void look_for_dead(bool now);
+
+  // ---- the owner, any thread
   SlowReader find_slowest();
   // At which line of its program a reader is; "": unknown. Waits at most 0.2 s.
   std::string line_of(int place);
@@ -144,6 +147,7 @@ class SharedQueue {
   std::vector<uint64_t> next_;                    // of each place: the message that it takes next
   std::unique_ptr<std::atomic<bool>[]> stopped_;  // by place; the last one: the owner
   // ---- the owner
+  std::mutex stored_lock_;  // of the map: `find_slowest` may run while another thread waits in `reserve`
   std::map<uint64_t, Stored> stored_;                            // messages that may be needed, by offset
   uint64_t number_ = 1;                                          // of the next message
   uint64_t place_ = 0, reserved_ = 0;                            // where it is, and its bytes

@@ -56,6 +56,15 @@ def test_transfers_fill_what_numpy_slices(data: st.DataObject) -> None:
     assert (writes == 1).all()
 
 
+def test_what_no_subscriber_has_written_ends_nothing(publication: un.Publication) -> None:
+    host, _, port = publication.address.rpartition(":")
+    with un.TCPStore(host, int(port)) as store:
+        for text in ("x", "-1"):  # "x" ended the thread that meets subscribers
+            store.set(f"came/{store.add('tickets', 1)}", text)
+    with un.subscribe(publication.address, "policy") as subscription:
+        assert subscription.get()[0] == 1
+
+
 def test_a_version_is_taken_in_a_cut_of_ones_own(
     publication: un.Publication, w: np.ndarray[Any, Any]
 ) -> None:

@@ -43,7 +43,7 @@ class EventLog:
         self._who = ""
         self._handler: logging.Handler | None = None
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may raise the level while this thread sets it
 
     def configure(self, settings: Settings) -> None:
         """Log as the environment asks, unless the program has called `log`."""
@@ -61,13 +61,15 @@ class EventLog:
             if level != "off":
                 self._open(file)
             self.level = LOG_LEVELS.index(level)
-        for group in list(self._groups):  # what was called before is a new kind of call for the log
+            groups = list(self._groups)
+        for group in groups:  # what was called before is a new kind of call for the log
             if not group.closed:
                 group._forget(group.timeout_s)
 
     def add_group(self, group: Any) -> None:
         """A group whose remembered calls are planned again when the level rises."""
-        self._groups.add(group)
+        with self._lock:
+            self._groups.add(group)
 
     def info(self, subsystem: str, line: str) -> None:
         """Write a line, from level 1 on."""

@@ -242,8 +242,11 @@ class Publication(Closing):
                 continue
             except StoreError:  # rank 0 has closed it, or ended
                 return
+            except ValueError:  # no subscriber's: the next one is awaited
+                size = 0
             number += 1
-            self._begin(self._form, number, size)
+            if size > 0:
+                self._begin(self._form, number, size)
 
     def _form(self, number: int, size: int) -> None:
         ranks, host = self._group.size, self._place[0]

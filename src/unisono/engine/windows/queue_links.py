@@ -128,12 +128,17 @@ class QueueLink(_End):
     def __init__(self, ring: QueueMemory, place: int, sock: socket.socket) -> None:
         ring.native.join(place)
         self.place, self._received = place, b""
+        self._told_lock = threading.Lock()
         self._dead: list[Told] = []
         self._slow: Told | None = None
         super().__init__(ring, sock)
 
     def told(self, lost: bool) -> Told | None:
-        """What the relay has told since: of a reader that has died, or of the slowest one."""
+        """What the relay has told since: of a reader that has died, or of the slowest one. Any thread."""
+        with self._told_lock:
+            return self._told(lost)
+
+    def _told(self, lost: bool) -> Told | None:
         try:
             while more := self.socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._received += more
