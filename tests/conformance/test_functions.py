@@ -3,11 +3,8 @@
 import gc
 import pickle
 import threading
-import traceback
-import types
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial, reduce
 from itertools import accumulate
 from typing import Any
@@ -19,7 +16,6 @@ import ranks
 import unisono as un
 from effort import cases
 from loops import each
-from unisono.engine.operations import functions
 
 NUMELS = (0, 1, 7, 2047, 2049, 20_000, 131_072)
 """Of float64: below and above the 16 KiB under which nothing is cut, and 1 MiB."""
@@ -283,56 +279,6 @@ def test_a_function_may_not_call_its_group() -> None:
         assert group.rank or isinstance(error.value.__cause__, RuntimeError)
 
     ranks.threads(2, work, timeout_s=20)
-
-
-def test_threads_that_share_an_operation_share_what_the_engine_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The engine of each rank refers to it without a count: a second one in its place was a crash.
-    op, both = un.op(absmax), threading.Barrier(2)
-    make = functions._Fold
-
-    def together(*args: Any) -> Any:
-        both.wait(20)
-        return make(*args)
-
-    monkeypatch.setattr(functions, "_Fold", together)
-    with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda _: op.combiner(np.dtype("f8"), 1, str), range(2)))
-    assert made[0] is made[1]
-
-
-def test_a_function_that_keeps_its_arrays_is_named() -> None:
-    # They lie in memory of the engine: a look at one after the call was a crash.
-    kept: list[Any] = []
-
-    def keeps(a: Any, b: Any) -> Any:
-        kept.append(b)
-        return a + b
-
-    def work(group: un.Group) -> None:
-        with pytest.raises(un.Aborted, match="keeps keeps an array that it was given"):
-            group.all_reduce(np.ones(8), un.op(keeps))
-
-    ranks.threads(2, work)
-
-
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_what_a_function_raises_may_have_any_text_and_holds_no_array(kind: type[BaseException]) -> None:
-    # A surrogate in it was a crash, as was a debugger that shows the arrays of its frames.
-    def fails(a: Any, b: Any) -> Any:
-        raise kind("\udcff")
-
-    unnamed = types.FunctionType(
-        fails.__code__.replace(co_filename="\udcff.py"), {}, "f", None, fails.__closure__
-    )
-    op = un.op(unnamed)
-
-    def work(group: un.Group) -> None:
-        with pytest.raises(un.Aborted, match=f"because of {kind.__name__}"):
-            group.all_reduce(np.ones(8), op, async_op=True).wait()
-
-    ranks.threads(2, work)
-    assert op.raised is not None
-    assert all("b" not in frame.f_locals for frame, _ in traceback.walk_tb(op.raised.__traceback__))
 
 
 def test_what_is_refused() -> None:

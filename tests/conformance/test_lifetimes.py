@@ -5,6 +5,8 @@ import gc
 import os
 import threading
 import time
+import traceback
+import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,7 @@ import inside
 import ranks
 import unisono as un
 from effort import HANG_S, judge_time
+from unisono.engine.operations import functions
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
@@ -336,3 +339,53 @@ def test_who_closes_after_a_wait_takes_no_data_from_the_others() -> None:
         ranks.threads(2, work)
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def test_threads_that_share_an_operation_share_what_the_engine_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The engine of each rank refers to it without a count: a second one in its place was a crash.
+    op, both = un.op(lambda a, b: a + b), threading.Barrier(2)
+    make = functions._Fold
+
+    def together(*args: Any) -> Any:
+        both.wait(20)
+        return make(*args)
+
+    monkeypatch.setattr(functions, "_Fold", together)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: op.combiner(np.dtype("f8"), 1, str), range(2)))
+    assert made[0] is made[1]
+
+
+def test_a_function_that_keeps_its_arrays_is_named() -> None:
+    # They lie in memory of the engine: a look at one after the call was a crash.
+    kept: list[Any] = []
+
+    def keeps(a: Any, b: Any) -> Any:
+        kept.append(b)
+        return a + b
+
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Aborted, match="keeps keeps an array that it was given"):
+            group.all_reduce(np.ones(8), un.op(keeps))
+
+    ranks.threads(2, work)
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_what_a_function_raises_may_have_any_text_and_holds_no_array(kind: type[BaseException]) -> None:
+    # A surrogate in it was a crash, as was a debugger that shows the arrays of its frames.
+    def fails(a: Any, b: Any) -> Any:
+        raise kind("\udcff")
+
+    unnamed = types.FunctionType(
+        fails.__code__.replace(co_filename="\udcff.py"), {}, "f", None, fails.__closure__
+    )
+    op = un.op(unnamed)
+
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Aborted, match=f"because of {kind.__name__}"):
+            group.all_reduce(np.ones(8), op, async_op=True).wait()
+
+    ranks.threads(2, work)
+    assert op.raised is not None
+    assert all("b" not in frame.f_locals for frame, _ in traceback.walk_tb(op.raised.__traceback__))
