@@ -130,12 +130,14 @@ WindowLinks::~WindowLinks() { end(); }
 
 void WindowLinks::end() {
   ending_ = true;
+  if (getpid() != owner_) {  // a forked child's copy: the threads are the parent's, as who has the lock is
+    for (const auto& link : links_)
+      if (link && link->thread.joinable()) link->thread.detach();
+    return;
+  }
+  const std::scoped_lock held(end_lock_);  // the end of the window and that of its group may meet
   for (const auto& link : links_) {
     if (!link || !link->thread.joinable()) continue;
-    if (getpid() != owner_) {  // a forked child's copy: the thread is the parent's
-      link->thread.detach();
-      continue;
-    }
     shutdown(link->asking, SHUT_RDWR);
     shutdown(link->serving, SHUT_RDWR);
   }

@@ -35,6 +35,31 @@ def test_ranks_that_share_no_memory_connect_within_a_host() -> None:
         ranks.threads(2, work, zero_copy=False)  # groups of this kind have no store in which to meet
 
 
+def test_several_threads_may_end_a_window_and_its_group() -> None:
+    # Two joined one thread of the window.
+    def work(group: un.Group) -> None:
+        windows = [group.window(np.zeros(1)) for _ in range(4)]
+        ends = [window.end for window in windows for _ in range(3)]
+        with ThreadPoolExecutor(len(ends)) as pool:
+            for each in [pool.submit(end) for end in ends]:
+                each.result()
+
+    ranks.threads(2, work, per_host=1)
+
+
+def test_the_end_of_a_group_is_that_of_all_its_queues() -> None:
+    # The first one left the list of what ends with the group while that was walked: the next one stayed open.
+    def work(group: un.Group) -> None:
+        queues = [group.queue(bytes=1 << 12) for _ in range(3)]
+        group.barrier()
+        group.close()
+        for queue in queues:
+            with pytest.raises(un.GroupClosed, match="has closed the queue"):
+                queue.get() if group.rank else queue.put(1)
+
+    ranks.threads(2, work, per_host=2)
+
+
 @pytest.mark.parametrize("per_host", [3, 1])
 def test_wrong_arguments_are_errors_before_a_byte_moves(per_host: int) -> None:
     def work(group: un.Group) -> None:

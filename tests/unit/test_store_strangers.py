@@ -77,7 +77,7 @@ def test_a_server_that_asks_for_no_proof_is_refused() -> None:
 
 
 def test_lists_in_lists_do_not_end_the_server(server: StoreServer) -> None:
-    """What follows the fields of a Hello is skipped: a RecursionError there ended the thread for everybody."""
+    """What follows the fields of a Hello is skipped: a RecursionError there ended the server."""
     (hello,) = wire.frame(wire.ClientHello(wire.MAGIC, wire.VERSION, "", "c"))
     head = bytes([hello[wire.PREFIX.size] + 1]) + hello[wire.PREFIX.size + 1 :] + b"\x91" * 3000 + b"\0"
     with raw(server) as sock:

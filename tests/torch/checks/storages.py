@@ -110,6 +110,6 @@ def check_the_places_are_found(rank, size):
 def check_what_only_looks_like_a_tensor_is_left_alone(rank, size):
     class Other:
         def untyped_storage(self):
-            return 5.0  # its bytes were taken as an address
+            return b"\1" * 64  # its bytes were taken as an address
 
     _native.StorageHold(Other())

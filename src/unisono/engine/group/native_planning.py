@@ -163,7 +163,7 @@ class NativePlanner(MessagePlanner):
             self.former_connections.close()
             if self.admission_store is not None:
                 self.admission_store.close()
-            for end in self.leave_callbacks:
+            for end in list(self.leave_callbacks):  # another thread may end one, and remove it
                 end()
             self.dropped_messages.close(engine.unsettled)  # not earlier: a thread may still move their bytes
 
