@@ -30,7 +30,7 @@ def test_ranks_that_share_no_memory_connect_within_a_host() -> None:
     def work(group: un.Group) -> None:
         window_model.run(group, 77, 4, np.empty)
 
-    ranks.threads(2, work, per_host=2)  # mapped
+    ranks.threads(2, work, per_host=2)
     with pytest.raises(un.UnisonoError, match="no store"):
         ranks.threads(2, work, zero_copy=False)  # groups of this kind have no store in which to meet
 
@@ -235,7 +235,7 @@ def test_a_rank_that_wants_the_lock_alone_gets_it_from_a_crowd() -> None:
                     time.sleep(0.002)
         return turns
 
-    assert min(ranks.threads(3, work)[1:]) > 5
+    assert min(ranks.threads(3, work, per_host=3)[1:]) > 5
 
 
 def test_closing_the_group_ends_a_call_that_waits() -> None:
@@ -248,4 +248,4 @@ def test_closing_the_group_ends_a_call_that_waits() -> None:
         with pytest.raises(un.UnisonoError, match="has closed the window or its group"):
             window.start([1])
 
-    ranks.threads(2, work)
+    ranks.threads(2, work, per_host=2)
