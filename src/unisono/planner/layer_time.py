@@ -235,11 +235,6 @@ class LayerPrices:
             self._sums[key] = LayerTime(*map(sum, zip(*each, strict=True)))
         return self._sums[key]
 
-    def total_s(self, plan: TrainingPlan, layers: RankLayers) -> float:
-        """The `total` of some layers of both kinds."""
-        found = layers.dense * self.layer(plan, experts=False).total if layers.dense else 0.0
-        return found + layers.mixed * self.layer(plan, experts=True).total if layers.mixed else found
-
     def layer(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
         """One layer, with experts or without."""
         key = (
