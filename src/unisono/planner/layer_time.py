@@ -251,8 +251,8 @@ class LayerPrices:
         for number, experts in layers.kinds:
             count = plan.micro_batches(self.job.batch) * number
             for there, back, again in self._exchanges(plan, experts=experts)[1]:
-                sums = zip(there[4:], back[4:], strict=True)
-                found.append(PricedCollective(*there[:4], *(count * (a * (1 + again) + b) for a, b in sums)))
+                forward = there.plus(there) if again else there
+                found.append(forward.plus(back, times=count))
         return found
 
     # ---- parts -------------------------------------------------------------------------------------------
@@ -299,9 +299,8 @@ class LayerPrices:
             if self._hidden(plan, experts=True):  # beside the compute of another micro-batch
                 busy = compute.forward.total_s + compute.backward.total_s
                 share = max(0.0, 1 - busy / (4 * once)) if once else 0.0
-            each = PricedCollective(
-                "all_to_all", "expert", plan.expert, nbytes, 2, 2 * once, share * (2 * once)
-            )
+            calls_s = 2 * once
+            each = PricedCollective("all_to_all", "expert", plan.expert, nbytes, 2, calls_s, share * calls_s)
             found.append(_LayerExchange(each, each, plan.recompute == "full"))
         for nbytes, count in sums if plan.tensor > 1 else ():
             if plan.sequence:

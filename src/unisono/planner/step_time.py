@@ -232,7 +232,7 @@ class HostModel:
         equal: dict[tuple[str, str, float], PricedCollective] = {}
         for each in found:
             key = each.collective, each.axis, each.nbytes
-            equal[key] = _added(equal[key], each) if key in equal else each
+            equal[key] = equal[key].plus(each) if key in equal else each
         return sorted(equal.values(), key=lambda each: -each.seconds)
 
     def pace(self, plan: TrainingPlan, rank: int) -> RankPace:
@@ -308,8 +308,3 @@ class HostModel:
             seconds = self.prices.collective_s("all_reduce", 2, stride, nbytes)
             found.append(PricedCollective("all_reduce", "pipeline", 2, nbytes, 1, seconds, seconds))
         return found
-
-
-def _added(one: PricedCollective, more: PricedCollective) -> PricedCollective:
-    exposed = (one.exposed or 0.0) + (more.exposed or 0.0)
-    return one._replace(calls=one.calls + more.calls, seconds=one.seconds + more.seconds, exposed=exposed)
