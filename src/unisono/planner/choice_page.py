@@ -145,6 +145,12 @@ class PricedCollective(NamedTuple):
             nbytes=self.nbytes * share, calls=self.calls * share, seconds=self.seconds * share
         )
 
+    def plus(self, more: PricedCollective, times: int = 1) -> PricedCollective:
+        """With other calls of as many bytes, both so often."""
+        calls, seconds = times * (self.calls + more.calls), times * (self.seconds + more.seconds)
+        exposed = times * ((self.exposed or 0.0) + (more.exposed or 0.0))
+        return self._replace(calls=calls, seconds=seconds, exposed=exposed)
+
     @property
     def cells(self) -> tuple[str, ...]:
         """Its numbers, as tables show them."""

@@ -241,8 +241,7 @@ def expert_exchange(plan: TrainingPlan, job: TrainingJob, prices: GroupPrices) -
     allowed = min(hosts, max(job.routed_hosts or hosts, math.ceil(mixed.top_k * hosts / mixed.count)))
     on_hosts = places_hit(allowed, mixed.count // hosts, mixed.top_k)
     on_ranks = places_hit(allowed * each, mixed.count // size, mixed.top_k)
-    row = job.width * sequence_part(plan, job) * job.shape.hidden / plan.tensor
-    row *= job.imbalance
+    row = job.width * sequence_part(plan, job) * job.shape.hidden / plan.tensor * job.imbalance
     outside, inside = on_hosts * (hosts - 1) / hosts * row, on_ranks * (each - 1) / each * row
     return outside + inside, prices.two_level_s(inside, outside)
 

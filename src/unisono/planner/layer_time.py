@@ -210,23 +210,11 @@ class LayerTime(NamedTuple):
         return self.forward + self.backward + self.again
 
 
-class _Pass(NamedTuple):
-    """Calls of a layer in one pass, their seconds, and those of them that nothing hides."""
-
-    calls: float
-    seconds: float
-    waited_s: float
-
-
 class _LayerExchange(NamedTuple):
     """Calls of one kind of a layer. `again`: backward computes again what has those of forward."""
 
-    collective: str
-    axis: str
-    size: int
-    nbytes: float
-    forward: _Pass
-    backward: _Pass
+    forward: PricedCollective
+    backward: PricedCollective
     again: bool
 
 
@@ -247,11 +235,6 @@ class LayerPrices:
             self._sums[key] = LayerTime(*map(sum, zip(*each, strict=True)))
         return self._sums[key]
 
-    def total_s(self, plan: TrainingPlan, layers: RankLayers) -> float:
-        """The `total` of some layers of both kinds."""
-        found = layers.dense * self.layer(plan, experts=False).total if layers.dense else 0.0
-        return found + layers.mixed * self.layer(plan, experts=True).total if layers.mixed else found
-
     def layer(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
         """One layer, with experts or without."""
         key = (
@@ -267,10 +250,9 @@ class LayerPrices:
         found = []
         for number, experts in layers.kinds:
             count = plan.micro_batches(self.job.batch) * number
-            for each in self._exchanges(plan, experts=experts)[1]:
-                passes = zip(each.forward, each.backward, strict=True)
-                sums = (count * (there * (1 + each.again) + back) for there, back in passes)
-                found.append(PricedCollective(*each[:4], *sums))
+            for there, back, again in self._exchanges(plan, experts=experts)[1]:
+                forward = there.plus(there) if again else there
+                found.append(forward.plus(back, times=count))
         return found
 
     # ---- parts -------------------------------------------------------------------------------------------
@@ -278,21 +260,21 @@ class LayerPrices:
     def _priced(self, plan: TrainingPlan, *, experts: bool) -> LayerTime:
         compute, exchanges = self._exchanges(plan, experts=experts)
         waited = {axis: [0.0, 0.0] for axis in ("tensor", "context", "expert")}
-        for each in exchanges:
-            waited[each.axis][0] += each.forward.waited_s
-            waited[each.axis][1] += each.backward.waited_s
-        (tensor, tensor_back), (there, back), (rows, rows_back) = waited.values()
-        forward = compute.forward.total_s + tensor + there + rows
-        again = {"none": 0.0, "selective": compute.core.total_s + there, "full": forward}[plan.recompute]
+        for there, back, _ in exchanges:
+            waited[there.axis][0] += there.exposed or 0.0
+            waited[there.axis][1] += back.exposed or 0.0
+        (tensor, tensor_back), (context, context_back), (rows, rows_back) = waited.values()
+        forward = compute.forward.total_s + tensor + context + rows
+        again = {"none": 0.0, "selective": compute.core.total_s + context, "full": forward}[plan.recompute]
         return LayerTime(
             matrix=compute.forward.matrix_s + compute.backward.matrix_s,
             other=compute.forward.other_s + compute.backward.other_s,
             tensor=tensor + tensor_back,
-            context=there + back,
+            context=context + context_back,
             experts=rows + rows_back,
             again=again,
             forward=forward,
-            backward=compute.backward.total_s + tensor_back + back + rows_back,
+            backward=compute.backward.total_s + tensor_back + context_back + rows_back,
             weights=compute.weights_s,
         )
 
@@ -317,9 +299,9 @@ class LayerPrices:
             if self._hidden(plan, experts=True):  # beside the compute of another micro-batch
                 busy = compute.forward.total_s + compute.backward.total_s
                 share = max(0.0, 1 - busy / (4 * once)) if once else 0.0
-            each = _Pass(2, 2 * once, share * (2 * once))
-            full = plan.recompute == "full"
-            found.append(_LayerExchange("all_to_all", "expert", plan.expert, nbytes, each, each, full))
+            calls_s = 2 * once
+            each = PricedCollective("all_to_all", "expert", plan.expert, nbytes, 2, calls_s, share * calls_s)
+            found.append(_LayerExchange(each, each, plan.recompute == "full"))
         for nbytes, count in sums if plan.tensor > 1 else ():
             if plan.sequence:
                 found.append(self._of_tensor("reduce_scatter", plan, nbytes, count, count, count))
@@ -335,9 +317,11 @@ class LayerPrices:
         self, name: str, plan: TrainingPlan, nbytes: float, forward: int, backward: int, waited: int
     ) -> _LayerExchange:
         once = self.prices.collective_s(name, plan.tensor, 1, nbytes)
-        there = _Pass(forward, forward * once, forward * once)
-        back = _Pass(backward, backward * once, waited * once)
-        return _LayerExchange(name, "tensor", plan.tensor, nbytes, there, back, plan.recompute == "full")
+        there, back = (
+            PricedCollective(name, "tensor", plan.tensor, nbytes, calls, calls * once, exposed * once)
+            for calls, exposed in ((forward, forward), (backward, waited))
+        )
+        return _LayerExchange(there, back, plan.recompute == "full")
 
     def _hidden(self, plan: TrainingPlan, *, experts: bool) -> bool:
         """Whether rows of experts travel during compute: that of another micro-batch."""
@@ -350,10 +334,9 @@ def _of_context(plan: TrainingPlan, exchange: ContextExchange, compute: LayerCom
     hops, once, gradient_s = exchange.hops, exchange.pass_s, exchange.gradient_s
     forward_s = exchange.waited_s(compute.core.total_s)
     backward_s = exchange.waited_s(compute.core_backward.total_s, gradient_s)
+    name, nbytes = ("send", exchange.nbytes) if hops else ("all_to_all", exchange.nbytes / 4)
+    there = PricedCollective(name, "context", plan.context, nbytes, hops or 4, (hops or 1) * once, forward_s)
+    back = there._replace(exposed=backward_s)
     if hops:
-        name, nbytes = "send", exchange.nbytes
-        back = _Pass(2 * hops + 1, hops * once + (hops + 1) * gradient_s, backward_s)
-    else:
-        name, nbytes, back = "all_to_all", exchange.nbytes / 4, _Pass(4, once, backward_s)
-    there = _Pass(hops or 4, (hops or 1) * once, forward_s)
-    return _LayerExchange(name, "context", plan.context, nbytes, there, back, plan.recompute != "none")
+        back = back._replace(calls=2 * hops + 1, seconds=hops * once + (hops + 1) * gradient_s)
+    return _LayerExchange(there, back, plan.recompute != "none")

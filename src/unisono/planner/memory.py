@@ -13,7 +13,7 @@ import msgspec
 
 from unisono.planner.collectives import GroupPrices, context_exchange
 from unisono.planner.shape import TransformerShape
-from unisono.planner.stages import in_flight, layers_of_rank, sequence_part
+from unisono.planner.stages import RankLayers, in_flight, layers_of_rank, sequence_part
 from unisono.planner.training_plan import TrainingJob, TrainingPlan
 
 
@@ -236,9 +236,12 @@ class MemoryModel:
             self._activations[key] = kept(plan), again
         return self._activations[key]
 
-    def _kept(self, plan: TrainingPlan, rank: int) -> tuple[float, float, float]:
-        """Activations of a rank's layers, of a layer that is computed again, and of the ends."""
-        job, layers = self.job, layers_of_rank(self.job.shape, plan, rank)
+    def part(self, plan: TrainingPlan, rank: int) -> RankParts:
+        """That of one rank of a pipeline."""
+        job, first, last = self.job, rank == 0, rank == plan.pipeline - 1
+        layers, elements = layers_of_rank(job.shape, plan, rank), self._layer_elements(plan)
+        layer = elements.largest if layers.mixed else elements.dense
+        largest = max(layer, job.shape.table(plan.tensor)) if first or last else layer
         micro_batches = plan.micro_batches(job.batch)
         flying = in_flight(plan, rank, micro_batches)
         if job.expert_overlap and plan.expert > 1:  # that which is computed meanwhile
@@ -249,27 +252,17 @@ class MemoryModel:
             kept, again = kept + count * flying * each, max(again, more)
         tokens = sequence_part(plan, job)
         values = tokens * job.shape.hidden / (plan.tensor if plan.sequence else 1)
-        ends = values * flying if rank == 0 and job.shape.dropout else 0.0
-        if rank == plan.pipeline - 1:  # the loss is computed in f32
-            ends += (
-                job.residual_width + job.width
-            ) * values + LOGIT_BYTES * tokens * job.shape.vocab / plan.tensor
-        return kept, again, ends
-
-    def part(self, plan: TrainingPlan, rank: int) -> RankParts:
-        """That of one rank of a pipeline."""
-        job, first, last = self.job, rank == 0, rank == plan.pipeline - 1
-        layers, each = layers_of_rank(job.shape, plan, rank), self._layer_elements(plan)
-        layer = each.largest if layers.mixed else each.dense
-        largest = max(layer, job.shape.table(plan.tensor)) if first or last else layer
-        kept, again, ends = self._kept(plan, rank)
-        messages = self._message_bytes(plan, experts=layers.mixed > 0)
-        common, experts = layers.dense * each.dense + layers.mixed * each.mixed, layers.mixed * each.experts
-        tables = ends_elements(job.shape, plan, first=first, last=last)
-        logits = sequence_part(plan, job) * job.shape.vocab / plan.tensor if last else 0.0
+        ends = values * flying if first and job.shape.dropout else 0.0
+        logits = tokens * job.shape.vocab / plan.tensor if last else 0.0
+        if last:  # the loss is computed in f32
+            ends += (job.residual_width + job.width) * values + LOGIT_BYTES * logits
+        common = layers.dense * elements.dense + layers.mixed * elements.mixed
+        in_experts = layers.mixed * elements.experts
+        ends_elements = job.shape.ends(plan.tensor, first=first, last=last)
         return RankParts(
-            RankElements(common + tables, experts), kept, again, ends,
-            (job.logit_bytes - LOGIT_BYTES) * logits, messages, layer, largest, common + experts,
+            RankElements(common + ends_elements, in_experts), kept, again, ends,
+            (job.logit_bytes - LOGIT_BYTES) * logits, self._message_bytes(plan, values, layers), layer,
+            largest, common + in_experts,
         )  # fmt: skip
 
     def use(self, plan: TrainingPlan, parts: RankParts) -> MemoryUse:
@@ -305,14 +298,13 @@ class MemoryModel:
         )
         return max(found, key=lambda use: use.total)
 
-    def _message_bytes(self, plan: TrainingPlan, *, experts: bool) -> float:
+    def _message_bytes(self, plan: TrainingPlan, values: float, layers: RankLayers) -> float:
+        """Buffers of messages of so many values to the next stage, of a context axis, and of experts."""
         job = self.job
-        tokens = sequence_part(plan, job)
-        values = tokens * job.shape.hidden / (plan.tensor if plan.sequence else 1)
         found = 4 * job.width * values if plan.pipeline > 1 else 0.0
         found += context_exchange(plan, job, self._prices).buffer_bytes
-        if experts and plan.expert > 1:  # rows sent and received
-            rows = tokens * job.shape.mixed.top_k * (1 + job.imbalance) / plan.tensor
+        if layers.mixed and plan.expert > 1:  # rows sent and received
+            rows = sequence_part(plan, job) * job.shape.mixed.top_k * (1 + job.imbalance) / plan.tensor
             found += rows * job.shape.hidden * job.width
         return found
 
@@ -332,13 +324,3 @@ def _resident(
         return (0.0, 0.0, 0.0), min(whole, unit * (job.width + job.gradient_bytes + job.moment_bytes))
     shared = plan.expert_sharers if plan.zero else 1
     return (parameters, gradients, 0.0), min(moments, unit * job.moment_bytes / shared)
-
-
-def ends_elements(shape: TransformerShape, plan: TrainingPlan, *, first: bool, last: bool) -> int:
-    """Elements of the tables and the last norm of a rank; both ends of a pipeline have a shared table."""
-    table = shape.table(plan.tensor)
-    found = table + shape.positions * shape.hidden if first else 0
-    if last:
-        found += shape.last_norm + (0 if first and shape.tied else table)
-        found += -(-shape.vocab // plan.tensor) if shape.output_bias else 0
-    return found

@@ -13,6 +13,7 @@ from unisono.engine.base.validation import instance, text, whole
 from unisono.networks import Network, find
 from unisono.networks.quantities import readable_size, readable_time
 from unisono.planner.choice import CAUSE_NAMES, Choice
+from unisono.planner.choice_page import GIB
 from unisono.planner.collectives import interconnect_of
 from unisono.planner.hardware import Cluster, Hardware, HostKind, Hosts, find_cluster, find_hardware
 from unisono.planner.plan_model import HostUse, PlanModel
@@ -30,8 +31,6 @@ from unisono.planner.training_plan import (
     parse_plan,
     runtime_arguments,
 )
-
-GIB = 1 << 30
 
 RARE = {"context", "experts", "codec", "swap"}
 """They are shown where they take time."""
@@ -380,8 +379,8 @@ def _searched(
             f"tensor ranks {job.shape.heads} heads, and {job.shape.layers} layers are cut at most once each"
         )
     refused = NoPlanFitsError(
-        f"no plan fits {smallest.limit_bytes / 2**30:.2f} GiB: of {found.candidates:,} the smallest needs "
-        f"{smallest.memory.total / 2**30:.2f} GiB, {smallest.plan}"
+        f"no plan fits {smallest.limit_bytes / GIB:.2f} GiB: of {found.candidates:,} the smallest needs "
+        f"{smallest.memory.total / GIB:.2f} GiB, {smallest.plan}"
     )
     refused.choice = _choice(model, [smallest], found.candidates, runtime)
     raise refused

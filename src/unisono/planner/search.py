@@ -50,6 +50,17 @@ def beside(values: Sequence[int], value: int) -> list[int]:
     return [*[each for each in values if each < value][-1:], *[each for each in values if each > value][:1]]
 
 
+def other_meshes(plan: Any, axes: Iterable[str]) -> Iterator[dict[str, int]]:
+    """These axes larger or smaller by a prime factor, which is taken from the data axis or given to it.
+
+    Example: data=6 and tensor=2 give tensor=4, data=3 and tensor=1, data=12.
+    """
+    for axis in axes:
+        size, data = getattr(plan, axis), plan.data
+        yield from ({axis: size * by, "data": data // by} for by in divisors(data)[1:2])
+        yield from ({axis: size // by, "data": data * by} for by in divisors(size)[1:2])
+
+
 class PlanTree:
     """The space of a job's plans that have some fixed fields, and that the runtime runs, as a tree.
 
@@ -406,14 +417,8 @@ def _neighbours(model: PlanModel, plan: TrainingPlan) -> Iterator[TrainingPlan]:
     def changed(**fields: Any) -> TrainingPlan:
         return msgspec.structs.replace(plan, **fields)
 
-    for axis in ("tensor", "context", "pipeline"):
-        size = getattr(plan, axis)
-        if plan.data > 1:
-            by = divisors(plan.data)[1]
-            yield _valid(changed(**{axis: size * by, "data": plan.data // by}))
-        if size > 1:
-            by = divisors(size)[1]
-            yield _valid(changed(**{axis: size // by, "data": plan.data * by}))
+    meshes = other_meshes(plan, ("tensor", "context", "pipeline"))
+    yield from (_valid(changed(**each)) for each in meshes)
     for zero in (plan.zero - 1, plan.zero + 1):
         if 0 <= zero <= 3 and plan.copies > 1:
             yield _valid(changed(zero=zero))

@@ -271,22 +271,28 @@ class TransformerShape(msgspec.Struct, frozen=True, kw_only=True):
         """Elements of the table of tokens on one of `tensor` ranks."""
         return -(-self.vocab // tensor) * self.hidden
 
-    @property
-    def last_norm(self) -> int:
-        """Elements of the norm after the last layer."""
-        return (2 if self.biases == "all" else 1) * self.hidden
+    def ends(self, tensor: int = 1, *, first: bool = True, last: bool = True) -> int:
+        """Elements of the tables and the last norm on one of `tensor` ranks, at these ends of a pipeline.
+
+        Both ends of one have a shared table.
+        """
+        table = self.table(tensor)
+        found = table + self.positions * self.hidden if first else 0
+        if last:
+            found += (2 if self.biases == "all" else 1) * self.hidden + (0 if first and self.tied else table)
+            found += -(-self.vocab // tensor) if self.output_bias else 0
+        return found
 
     @property
     def parameters(self) -> int:
         """All elements, those of a shared table once."""
         dense, mixed = self.dense_layers, self.layers - self.dense_layers
-        found = dense * (self.matrices() + self.vectors())
+        found = dense * (self.matrices() + self.vectors()) + self.ends()
         if mixed:
             found += mixed * (
                 self.matrices(experts=True) + self.vectors(experts=True) + self.expert_elements()
             )
-        ends = self.table() * (1 if self.tied else 2) + self.positions * self.hidden + self.last_norm
-        return found + ends + (self.vocab if self.output_bias else 0)
+        return found
 
     # ---- operations ----------------------------------------------------------------------------------------
 

@@ -211,7 +211,7 @@ class HostModel:
             tensor=count * layers.tensor,
             context=count * layers.context,
             experts=count * layers.experts,
-            messages=count * self._messages_s(plan) + self._table_s(plan),
+            messages=sum((each.seconds for each in self._message_list(plan)), 0.0),
             bubble=0.0,
             data=sum(
                 each.exposed or 0.0 for each in _data_collectives(job, plan, elements, found, self.prices)
@@ -232,7 +232,7 @@ class HostModel:
         equal: dict[tuple[str, str, float], PricedCollective] = {}
         for each in found:
             key = each.collective, each.axis, each.nbytes
-            equal[key] = _added(equal[key], each) if key in equal else each
+            equal[key] = equal[key].plus(each) if key in equal else each
         return sorted(equal.values(), key=lambda each: -each.seconds)
 
     def pace(self, plan: TrainingPlan, rank: int) -> RankPace:
@@ -242,12 +242,12 @@ class HostModel:
         the time of the weights' gradients: Qi et al., 2023 (arXiv:2401.10241), table 2.
         """
         layers, messages = layers_of_rank(self.job.shape, plan, rank), self._messages_s(plan)
-        one = self._layers.total_s(plan, layers) + messages
+        time, message = self._layers.layers(plan, layers), messages / 2
+        one = time.total + messages
         if rank == plan.pipeline - 1:
             one += self._output(plan).total_s
         if plan.schedule != "zb-h1":
             return RankPace(one, one / plan.interleave)
-        time, message = self._layers.layers(plan, layers), messages / 2
         return RankPace(one, time.forward + message + max(0.0, time.backward + message - 2 * time.weights))
 
     def least_layer_s(self, plan: TrainingPlan) -> float:
@@ -288,36 +288,23 @@ class HostModel:
         return 2 * plan.interleave * self._message_s(plan) if plan.pipeline > 1 else 0.0
 
     def _message_list(self, plan: TrainingPlan) -> list[PricedCollective]:
+        """Messages of a step; and the sum of the gradients that both ends have of a shared table.
+
+        It is after the last backward. Source: Narayanan et al., 2021 (arXiv:2104.04473), whose Megatron-LM
+        has a group for it.
+        """
         if plan.pipeline == 1:
             return []
-        count = plan.micro_batches(self.job.batch)
+        count, shape = plan.micro_batches(self.job.batch), self.job.shape
         seconds = count * self._messages_s(plan)
         nbytes = self._activation_bytes(plan) / plan.tensor
         found = [
             PricedCollective("send", "pipeline", 2, nbytes, 2 * plan.interleave * count, seconds, seconds)
         ]
-        if table_s := self._table_s(plan):
-            found.append(
-                PricedCollective("all_reduce", "pipeline", 2, self._table_bytes(plan), 1, table_s, table_s)
-            )
+        if shape.tied:
+            nbytes = shape.table(plan.tensor) * self.job.gradient_bytes
+            nbytes /= plan.sharers if plan.zero >= 2 else 1
+            stride = plan.copies * plan.tensor * (plan.pipeline - 1)
+            seconds = self.prices.collective_s("all_reduce", 2, stride, nbytes)
+            found.append(PricedCollective("all_reduce", "pipeline", 2, nbytes, 1, seconds, seconds))
         return found
-
-    def _table_bytes(self, plan: TrainingPlan) -> float:
-        """Of the gradients that the first and the last rank have of a shared table."""
-        shared = plan.sharers if plan.zero >= 2 else 1
-        return self.job.shape.table(plan.tensor) * self.job.gradient_bytes / shared
-
-    def _table_s(self, plan: TrainingPlan) -> float:
-        """The two ends of a pipeline sum the gradients of a shared table after the last backward.
-
-        Source: Narayanan et al., 2021 (arXiv:2104.04473), whose Megatron-LM has a group for it.
-        """
-        if plan.pipeline == 1 or not self.job.shape.tied:
-            return 0.0
-        stride = plan.copies * plan.tensor * (plan.pipeline - 1)
-        return self.prices.collective_s("all_reduce", 2, stride, self._table_bytes(plan))
-
-
-def _added(one: PricedCollective, more: PricedCollective) -> PricedCollective:
-    exposed = (one.exposed or 0.0) + (more.exposed or 0.0)
-    return one._replace(calls=one.calls + more.calls, seconds=one.seconds + more.seconds, exposed=exposed)

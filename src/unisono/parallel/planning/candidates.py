@@ -17,7 +17,7 @@ from unisono.errors import UnfitError
 from unisono.parallel.pipeline.schedule import KINDS, schedule, splits_backward
 from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import Plan
-from unisono.planner.search import beside, divisors
+from unisono.planner.search import beside, divisors, other_meshes
 
 if TYPE_CHECKING:
     from unisono.parallel.costs.task import TrainingTask
@@ -183,16 +183,10 @@ def _changed(plan: Plan, change: dict[str, Any]) -> Plan | None:
 
 
 def _other_meshes(plan: Plan, axes: Collection[str]) -> Iterator[dict[str, Any]]:
-    for axis in ("tensor", "pipeline", *({"context"} & set(axes))):
-        size, data = getattr(plan, axis), plan.data
-        for larger in divisors(data)[1:2]:
-            more: dict[str, Any] = {"shard": None}
-            more |= {"zero": 0} if data == larger and axis != "context" and plan.context == 1 else {}
-            yield {axis: size * larger, "data": data // larger, **more}
-        for smaller in divisors(size)[1:2]:
-            more = {"shard": None}
-            more |= {"sequence": False} if axis == "tensor" and size == smaller else {}
-            yield {axis: size // smaller, "data": data * smaller, **more}
+    for each in other_meshes(plan, ("tensor", "pipeline", *({"context"} & set(axes)))):
+        more: dict[str, Any] = {"shard": None}
+        more |= {"zero": 0} if each["data"] * each.get("context", plan.context) == 1 else {}
+        yield {**each, **more, **({"sequence": False} if each.get("tensor") == 1 else {})}
     if "expert" in axes:
         yield from ({"expert": each} for each in beside(divisors(plan.copies), plan.expert))
 

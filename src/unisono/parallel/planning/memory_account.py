@@ -407,12 +407,8 @@ class StorageWatch(OperatorMode):
             taken = taken if isinstance(taken, list) else [taken]
             for charge in [self.account.charge(nbytes, "temporary") for nbytes in taken]:
                 self.account.release(charge)
-        if isinstance(output, Tensor):
-            self.see(output)
-        elif isinstance(output, (tuple, list)):
-            for part in output:
-                if isinstance(part, Tensor):
-                    self.see(part)
+        for part in tensors_in(output):
+            self.see(part)
         if self._modules and self.phase == "forward":
             self._places.setdefault(autograd.next_sequence() - 1, (self._modules[-1], _line()))
         return output
