@@ -19,5 +19,5 @@ CALLS = {
     "exscan": lambda: comm.exscan("x"),
     "Barrier": lambda: comm.Barrier(),
 }
-CALLS[sys.argv[1 + comm.rank]]()
+CALLS[sys.argv[2 if comm.rank == 1 else 1]]()
 comm.Barrier()

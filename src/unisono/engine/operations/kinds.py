@@ -27,9 +27,11 @@ class CallKind(NamedTuple):
 _TO_ONE = CallKind("all_gather", "all_gather_v", True)
 """Of calls whose result is on one rank: all ranks learn whether an object has more bytes than a packet."""
 
+_TO_ALL = CallKind("all_gather", "all_gather_v")
+
 _COMPOSED: dict[str, CallKind] = {
-    "all_gather_v": CallKind("all_gather", "all_gather_v"),
-    "all_gather_object": CallKind("all_gather", "all_gather_v"),
+    "all_gather_v": _TO_ALL,
+    "all_gather_object": _TO_ALL,
     "broadcast_object": CallKind("broadcast", "broadcast"),
     "gather_object": _TO_ONE,
     "scatter_object": CallKind("scatter", "scatter"),
@@ -38,12 +40,12 @@ _COMPOSED: dict[str, CallKind] = {
     "broadcast_coalesced": CallKind("broadcast", "broadcast"),
     "all_gather_coalesced": CallKind("all_gather", "all_gather"),
     "reduce_scatter_coalesced": CallKind("reduce_scatter", "reduce_scatter"),
-    "split": CallKind("all_gather", "all_gather_v"),
+    "split": _TO_ALL,
     "subgroup": CallKind("barrier", "barrier"),
     "reduce_object": _TO_ONE,
-    "all_reduce_object": _TO_ONE,
-    "scan_object": _TO_ONE,
-    "exscan_object": _TO_ONE,
+    "all_reduce_object": _TO_ALL,
+    "scan_object": _TO_ALL,
+    "exscan_object": _TO_ALL,
     "gather_object_bytes": CallKind("gather", "gather"),
 }
 
