@@ -1,7 +1,8 @@
-"""What messages cost: isend and irecv, sendrecv, probe, objects, a halo exchange, the rate of messages.
+"""What messages cost: isend and irecv, sendrecv, probe, a halo exchange, the rate of messages; and objects.
 
-    python benchmarks/messages.py                          Unisono alone, on two ranks
+    python benchmarks/messages.py                          Unisono alone, on two ranks: Group, and its MPI
     python benchmarks/messages.py --against .venv-mpich    in turns with mpi4py in that environment
+    python benchmarks/messages.py --sizes ""               only what has no size: collectives of objects ...
 
 Each library has processes of its own, which take turns; a figure is the fastest of `--rounds` turns, and of
 the windows in each. On a busy machine only the ratio says something.
@@ -38,7 +39,17 @@ class UnisonoCalls:
         self.barrier, self.send, self.recv = group.barrier, group.send, group.recv
         self.isend, self.irecv, self.probe = group.isend, group.irecv, group.probe
         self.send_object, self.recv_object = group.send_object, group.recv_object
-        self.broadcast_object = group.broadcast_object
+        pair = [OBJECT, OBJECT]
+        self.collectives: dict[str, Callable[[], object]] = {
+            "broadcast": lambda: group.broadcast_object(OBJECT),
+            "gather": lambda: group.gather_object(OBJECT),
+            "scatter": lambda: group.scatter_object(pair if group.rank == 0 else None),
+            "all-gather": lambda: group.all_gather_object(OBJECT),
+            "all-to-all": lambda: group.all_to_all_object(pair),
+            "reduce": lambda: group.reduce_object(3),
+            "all-reduce": lambda: group.all_reduce_object(3),
+            "scan": lambda: group.scan_object(3),
+        }
 
     def sendrecv(self, x: Any, peer: int, out: Any) -> None:
         """Both at the same time."""
@@ -61,7 +72,17 @@ class Mpi4pyCalls:
         self.barrier, self.send, self.recv = comm.Barrier, comm.Send, comm.Recv
         self.isend, self.irecv, self.probe = comm.Isend, comm.Irecv, comm.Probe
         self.send_object = comm.send
-        self.broadcast_object = comm.bcast
+        pair = [OBJECT, OBJECT]
+        self.collectives: dict[str, Callable[[], object]] = {
+            "broadcast": lambda: comm.bcast(OBJECT),
+            "gather": lambda: comm.gather(OBJECT),
+            "scatter": lambda: comm.scatter(pair if self.rank == 0 else None),
+            "all-gather": lambda: comm.allgather(OBJECT),
+            "all-to-all": lambda: comm.alltoall(pair),
+            "reduce": lambda: comm.reduce(3),
+            "all-reduce": lambda: comm.allreduce(3),
+            "scan": lambda: comm.scan(3),
+        }
 
     def recv_object(self, source: int) -> Any:
         """Any picklable object."""
@@ -77,7 +98,7 @@ class Mpi4pyCalls:
         work.Wait()
 
 
-def measured(calls: Any, run: Callable[[], None], nbytes: int) -> float:
+def measured(calls: Any, run: Callable[[], object], nbytes: int) -> float:
     """Seconds of one run: the fastest window."""
     count = 40 if nbytes <= 32 << 10 else max(2, (1 << 20) // nbytes)
     best = float("inf")
@@ -165,7 +186,7 @@ def work(library: str, sizes: str) -> None:
     calls = UnisonoCalls() if library == "unisono" else Mpi4pyCalls()
     peer, first = 1 - calls.rank, calls.rank == 0
     found: dict[str, float] = {}
-    for nbytes in map(int, sizes.split(",")):
+    for nbytes in map(int, filter(None, sizes.split(","))):
         for name, run in patterns(calls, nbytes).items():
             found[f"{name}, {nbytes} B"] = measured(calls, run, nbytes)
 
@@ -178,7 +199,8 @@ def work(library: str, sizes: str) -> None:
             calls.send_object(OBJECT, peer)
 
     found["an object, there and back"] = measured(calls, objects, 8)
-    found["broadcast of an object"] = measured(calls, lambda: calls.broadcast_object(OBJECT, 0), 8)
+    for name, run in calls.collectives.items():
+        found[f"{name} of objects"] = measured(calls, run, 8)
     found[f"halo exchange, {ROWS} x {COLUMNS} f64"] = measured(calls, halo(calls), 2048)
     for count in (64, 4096):
         found[f"{count} posted receives, each"] = measured(calls, posted(calls, count), 1 << 20) / count
@@ -188,7 +210,7 @@ def work(library: str, sizes: str) -> None:
 
 def turn(library: str, launcher: list[str], python: list[str], sizes: str) -> dict[str, float]:
     """Run both ranks once."""
-    command = [*launcher, *python, __file__, "--work", library, "--sizes", sizes]
+    command = [*launcher, *python, __file__, "--work", library.partition(" ")[0], "--sizes", sizes]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     line = next(line for line in done.stdout.splitlines() if "{" in line)
@@ -209,7 +231,8 @@ def main() -> None:
         return
     here = Path(sys.executable).parent
     sides: dict[str, tuple[list[str], list[str]]] = {
-        "unisono": ([str(here / "unisono"), "run", "-n", "2"], [])
+        "unisono": ([str(here / "unisono"), "run", "-n", "2"], []),
+        "mpi4py by unisono": ([str(here / "unisono"), "run", "--replace", "mpi4py", "-n", "2"], []),
     }
     if args.against:
         there = args.against / "bin"
@@ -219,9 +242,9 @@ def main() -> None:
         for library, (launcher, python) in sides.items():
             for name, seconds in turn(library, launcher, python, args.sizes).items():
                 best[library][name] = min(seconds, best[library].get(name, seconds))
-    print(f"{'us':44s}" + "".join(f"{library:>12s}" for library in sides))
+    print(f"{'us':44s}" + "".join(f"{library:>20s}" for library in sides))
     for name in best["unisono"]:
-        print(f"{name:44s}" + "".join(f"{best[library][name] * 1e6:12.2f}" for library in sides))
+        print(f"{name:44s}" + "".join(f"{best[library][name] * 1e6:20.2f}" for library in sides))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ void bind_storages(nanobind::module_& m);
 // Daemon threads that the interpreter's end finds in C++ stop, and do not abort the process.
 void stop_threads_at_the_end();
 void bind_futures(nanobind::module_& m);
+void bind_packets(nanobind::module_& m);
 void bind_plain_objects(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);
 void bind_simulator(nanobind::module_& m);

@@ -166,6 +166,7 @@ NB_MODULE(_native, m) {
   bind_storages(m);
   stop_threads_at_the_end();
   bind_futures(m);
+  bind_packets(m);
   bind_plain_objects(m);
   bind_memory(m);
   bind_simulator(m);

@@ -1,6 +1,8 @@
 """Objects over a group: what is asked for by name, what is refused, and sizes beyond 32 bits."""
 
 import gc
+import itertools
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -15,7 +17,9 @@ import pytest
 import ranks
 import unisono as un
 from effort import HANG_S, LONG
+from loops import each, everywhere
 from unisono import _native
+from unisono.engine.group import objects
 
 GIB = 1 << 30
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -86,6 +90,52 @@ def test_object_of_more_than_two_gigabytes() -> None:
     ranks.threads(2, work, timeout_s=HANG_S)
 
 
+LIMIT = objects.PACKET_NBYTES - 8
+LENGTHS = (0, LIMIT - 40, *range(LIMIT - 12, LIMIT + 3), 5000)
+"""Of a bytes object, whose encoding has some bytes more: on both sides of what a packet has room for."""
+
+
+@each("size", [1, 2, 3, 5])
+@each("pickle", [False, True])
+@everywhere
+def test_objects_of_all_lengths_arrive(size: int, pickle: bool) -> None:
+    """Beside them go objects with few bytes: each rank in turn is the only one whose object has no room."""
+
+    def thing(rank: int, length: int, longest: int) -> object:
+        return [rank, bytes([rank]) * (length if rank == longest else 3), None]
+
+    def work(group: un.Group) -> None:
+        mine, ranks_ = group.rank, range(group.size)
+        for turn, length in enumerate(LENGTHS):
+            root, longest = turn % group.size, (turn // 2) % group.size
+            everybody = [thing(rank, length, longest) for rank in ranks_]
+            prefixes = list(itertools.accumulate(everybody, operator.add))
+            own, at_root = everybody[mine], mine == root
+            assert group.broadcast_object(own, root, pickle=pickle) == everybody[root]
+            assert group.all_gather_object(own, pickle=pickle) == everybody
+            assert group.gather_object(own, root, pickle=pickle) == (everybody if at_root else None)
+            assert group.scatter_object(everybody if at_root else None, root, pickle=pickle) == own
+            to_each = [(own, other) for other in ranks_]
+            assert group.all_to_all_object(to_each, pickle=pickle) == [(one, mine) for one in everybody]
+            reduced = group.reduce_object(own, dst=root, pickle=pickle)
+            assert reduced == (prefixes[-1] if at_root else None)
+            assert group.all_reduce_object(own, pickle=pickle) == prefixes[-1]
+            assert group.scan_object(own, pickle=pickle) == prefixes[mine]
+
+    ranks.threads(size, work)
+
+
+def test_lists_of_the_wrong_length_are_refused_before_a_byte_moves() -> None:
+    def work(group: un.Group) -> None:
+        for given in (None, [], [1] * (group.size + 1)):
+            with pytest.raises(ValueError, match="one for every rank"):
+                group.all_to_all_object(given)
+        assert group.all_to_all_object(range(group.size)) == [group.rank] * group.size
+        assert group.scatter_object(iter("ab") if group.rank == 0 else None) == "ab"[group.rank]
+
+    ranks.threads(2, work)
+
+
 def of_threads(group: un.Group, call: Callable[[], None], count: int = 3) -> None:
     """Call it in several threads of a rank at once; raise the first error."""
     with ThreadPoolExecutor(count) as pool:
@@ -109,6 +159,7 @@ def test_object_calls_of_several_threads_do_not_mix() -> None:
         of_threads(group, calls(lambda: group.gather_object(mine, 1), everybody if rank == 1 else None))
         given = everybody if rank == 0 else None
         of_threads(group, calls(lambda: group.scatter_object(given), mine))
+        of_threads(group, calls(lambda: group.all_to_all_object([rank, rank]), [0, 1]))
 
     ranks.threads(2, work)
 

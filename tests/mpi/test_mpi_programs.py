@@ -24,6 +24,34 @@ def test_calls_give_what_numpy_gives(ranks: int) -> None:
     assert ended.stdout.count("all is well") == ranks
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_lowercase_collectives_give_what_plain_python_gives(ranks: int, spread: str) -> None:
+    ended = run(ranks, PROGRAMS / "lowercase_collectives.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("all is well") == ranks
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("bcast", "gather", ("broadcast_object(root=0", "gather_object(root=0")),
+        ("gather", "bcast from 1", ("gather_object(root=0", "broadcast_object(root=1")),
+        ("bcast", "bcast from 1", ("broadcast_object(root=0", "broadcast_object(root=1")),
+        ("gather", "gather to 1", ("gather_object(root=0", "gather_object(root=1")),
+        ("allgather", "reduce to 1", ("all_gather_object(", "reduce_object(root=1")),
+        ("scatter", "alltoall", ("scatter_object(root=0", "all_to_all_object(")),
+        ("allreduce", "scan", ("all_reduce_object(", "scan_object(")),
+        ("scan", "exscan", ("scan_object(", "exscan_object(")),
+        ("Barrier", "allgather", ("barrier(", "all_gather_object(")),
+    ],
+)
+def test_lowercase_collectives_that_differ_are_named(first: str, second: str, told: tuple[str, str]) -> None:
+    ended = run(2, PROGRAMS / "lowercase_mismatches.py", first, second)
+    assert ended.returncode != 0
+    assert "ranks called different things" in ended.stderr, ended.stderr
+    assert all(f"#1 {call}" in ended.stderr for call in told), ended.stderr
+
+
 def test_random_messages_keep_the_order_of_mpi() -> None:
     ended = run(3, PROGRAMS / "random_messages.py", "150")
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -41,6 +41,33 @@ def test_the_modules_of_mpi4py_are_unisonos(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "warned", "begins"),
+    [
+        ("threads", "2", True, True),
+        ("initialize", "'y'", True, True),
+        ("initialize", "None", True, True),
+        ("initialize", "'no'", False, False),
+        ("initialize", "'yes'", False, True),
+        ("finalize", "'x'", True, True),
+        ("finalize", "None", False, True),
+        ("thread_level", "['single']", True, True),
+        ("irecv_bufsz", "-5", True, True),
+        ("irecv_bufsz", "0", False, True),
+        ("errors", "''", True, True),
+    ],
+)
+def test_a_setting_that_means_nothing_is_warned_of(
+    launcher: Launcher, name: str, value: str, warned: bool, begins: bool
+) -> None:
+    """As by mpi4py, whose words these are."""
+    program = PROGRAMS / "unexpected_settings.py"
+    done = launcher.run(program, "--replace", "mpi4py", "-n", "1", args=(name, value))
+    assert done.returncode == 0, done.stderr
+    text = f"mpi4py.rc.{name}: unexpected value {value}"
+    assert f"{[text] if warned else []} {begins} True" in done.stdout
+
+
+@pytest.mark.parametrize(
     ("before", "after", "ranks"),
     [
         (("-m", "mpi4py.futures"), (), 3),

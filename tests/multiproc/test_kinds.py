@@ -49,6 +49,17 @@ KINDS: dict[str, tuple[Calls, Calls]] = {
     ),
     "split, all_gather_object": (lambda g: g.split(0), lambda g: g.all_gather_object((0, 0))),
     "gather_object, reduce_object": (lambda g: g.gather_object(1), lambda g: g.reduce_object(1)),
+    "gather_object, broadcast_object": (lambda g: g.gather_object(1), lambda g: g.broadcast_object(1)),
+    "gather_object, all_gather_object": (lambda g: g.gather_object(1), lambda g: g.all_gather_object(1)),
+    "all_to_all_object, scatter_object": (
+        lambda g: g.all_to_all_object(["x"] * g.size),
+        lambda g: g.scatter_object(["x"] * g.size if g.rank == 0 else None),
+    ),
+    "all_to_all, all_to_all_object": (
+        lambda g: g.all_to_all(rows(g), rows(g)),
+        lambda g: g.all_to_all_object(["x"] * g.size),
+    ),
+    "scan_object, all_reduce_object": (lambda g: g.scan_object(1), lambda g: g.all_reduce_object(1)),
     "reduce_object, all_reduce_object": (
         lambda g: (g.reduce_object(1), g.barrier()),
         lambda g: (g.all_reduce_object(1), g.barrier()),
@@ -74,6 +85,29 @@ def test_every_public_call_has_its_own_kind(names: str, turned: bool) -> None:
         assert all(f"#1 {name}(" in str(caught.value) for name in names.split(", "))
 
     ranks.threads(2, work)
+
+
+ROOTED: dict[str, Callable[[un.Group, int], Any]] = {
+    "broadcast_object": lambda g, root: g.broadcast_object("x", root),
+    "gather_object": lambda g, root: g.gather_object("x", root),
+    "reduce_object": lambda g, root: g.reduce_object("x", dst=root),
+    "scatter_object": lambda g, root: g.scatter_object(["x"] * g.size, root),
+}
+
+
+@each("name", ROOTED)
+@each("beyond", [0, 2])
+@everywhere
+def test_object_calls_with_different_roots_are_told(name: str, beyond: int) -> None:
+    def work(group: un.Group) -> None:
+        with pytest.raises(un.Mismatch) as caught:
+            ROOTED[name](group, beyond if group.rank == 1 else 1)
+            group.barrier()
+        first = str(caught.value).partition("\n")[0]
+        assert all(f"{name}(root={root}" in str(caught.value) for root in (1, beyond)), caught.value
+        assert "ranks called different things" in first
+
+    ranks.threads(3, work)
 
 
 LISTS = {

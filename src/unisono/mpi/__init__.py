@@ -131,7 +131,8 @@ if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is
 
 rc._read(_env.copy())
 pickle.read(_env.copy())
-if rc.initialize:
+rc._warn()
+if not rc._is_no("initialize"):
     Init_thread()
 _name_constants()
 for _name in [name for name, value in globals().items() if isinstance(value, type(_typing))]:

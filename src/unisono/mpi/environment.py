@@ -96,7 +96,7 @@ def _at_exit() -> None:
     from unisono.mpi.runtime_config import rc
 
     failed = getattr(sys, "last_type", None) is not None
-    if _Life.initialized and not _Life.finalized and rc.finalize is not False and not failed:
+    if _Life.initialized and not _Life.finalized and not rc._is_no("finalize") and not failed:
         try:
             Finalize()
         except Exception:  # a process that this one has started has failed

@@ -6,9 +6,11 @@ import inspect
 import warnings
 from typing import Any
 
+from unisono.mpi import fast_objects as fast_calls
 from unisono.mpi import object_schedules as schedules
 from unisono.mpi.addresses import destination, origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
+from unisono.mpi.fast_objects import Follow
 from unisono.mpi.handle import method
 from unisono.mpi.pickling import pickle
 from unisono.mpi.point_to_point import MODES, STANDARD, Mode, started
@@ -100,15 +102,22 @@ for _letter in ("", "s", "b"):
             setattr(ObjectMessages, _name, _body)
 
 
-def collective(doc: str, schedule: Any) -> Any:
-    """A collective of objects: what `schedule(lane, ...)` returns."""
+def collective(doc: str, schedule: Any, fast: Any = None) -> Any:
+    """A collective of objects: what `schedule(lane, ...)` returns. fast: the same by the engine's packets."""
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        return complete(schedule(self._alive().lane(), *args, **options))
+        state = self._alive()
+        if fast is not None and (group := state.engine_group()) is not None:
+            try:
+                return fast(state, group, *args, **options)
+            except Follow as follow:
+                options["known"] = follow.known
+        return complete(schedule(state.lane(), *args, **options))
 
     call.__name__ = "<lambda>"
     lane, *others = inspect.signature(schedule).parameters.values()
-    call.__signature__ = inspect.Signature([lane.replace(name="self"), *others])  # type: ignore[attr-defined]
+    theirs = [one for one in others if one.kind is not one.KEYWORD_ONLY]
+    call.__signature__ = inspect.Signature([lane.replace(name="self"), *theirs])  # type: ignore[attr-defined]
     return method(doc, call)
 
 
@@ -122,12 +131,18 @@ class ObjectCollectives:
         """Wait until every rank has called it."""
         self.Barrier()
 
-    bcast = collective("The object of the root, on every rank.", schedules.broadcast)
-    gather = collective("The objects of all ranks, on the root.", schedules.gather)
-    scatter = collective("Object i of the root's list, on rank i.", schedules.scatter)
-    allgather = collective("The objects of all ranks, on every rank.", schedules.all_gather)
-    alltoall = collective("Object i goes to rank i.", schedules.all_to_all)
-    reduce = collective("The objects of all ranks, reduced in their order, on the root.", schedules.reduce)
-    allreduce = collective("The same on every rank.", schedules.all_reduce)
-    scan = collective("The objects of the ranks up to this one, reduced.", schedules.scan)
-    exscan = collective("The same of the ranks below this one; None on rank 0.", schedules.exscan)
+    bcast = collective("The object of the root, on every rank.", schedules.broadcast, fast_calls.broadcast)
+    gather = collective("The objects of all ranks, on the root.", schedules.gather, fast_calls.gather)
+    scatter = collective("Object i of the root's list, on rank i.", schedules.scatter, fast_calls.scatter)
+    allgather = collective(
+        "The objects of all ranks, on every rank.", schedules.all_gather, fast_calls.all_gather
+    )
+    alltoall = collective("Object i goes to rank i.", schedules.all_to_all, fast_calls.all_to_all)
+    reduce = collective(
+        "The objects of all ranks, reduced in their order, on the root.", schedules.reduce, fast_calls.reduce
+    )
+    allreduce = collective("The same on every rank.", schedules.all_reduce, fast_calls.all_reduce)
+    scan = collective("The objects of the ranks up to this one, reduced.", schedules.scan, fast_calls.scan)
+    exscan = collective(
+        "The same of the ranks below this one; None on rank 0.", schedules.exscan, fast_calls.exscan
+    )

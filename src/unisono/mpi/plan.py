@@ -39,7 +39,7 @@ class Plan:
         if not moving():
             self.engine(group, False)
         else:
-            _EngineCall(self.engine(group, True), None).block()
+            finished(self.engine(group, True))
         return None if self.after is None else self.after()
 
     def start(self, state: Any) -> Operation:
@@ -74,6 +74,11 @@ class _EngineCall(Operation):
         self._work.wait()
         if self._after is not None:
             self._after()
+
+
+def finished(work: Any) -> None:
+    """Wait for a collective of the engine, while schedules move."""
+    _EngineCall(work, None).block()
 
 
 def forms(cls: Any, names: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,12 @@ _DEFAULTS: dict[str, Any] = {
     "recv_mprobe": True, "irecv_bufsz": 32768, "errors": "exception",
 }  # fmt: skip
 
+_YES, _NO = (True, "yes"), (False, "no")
+_EXPECTED: dict[str, tuple[Any, ...]] = {
+    "thread_level": ("single", "funneled", "serialized", "multiple"), "finalize": (None, *_YES, *_NO),
+    "errors": ("default", "exception", "abort", "fatal"),
+}  # fmt: skip
+"""Of the other settings: yes or no; irecv_bufsz is a number of bytes."""
 _TRUE, _FALSE = ("1", "true", "yes", "on", "y"), ("0", "false", "no", "off", "n")
 
 
@@ -17,6 +24,12 @@ def _value(name: str, text: str) -> Any:
     if name == "irecv_bufsz":
         return int(text)
     return text.lower() in _TRUE if text.lower() in _TRUE + _FALSE else text
+
+
+def _expected(name: str, value: Any) -> bool:
+    if name == "irecv_bufsz":
+        return type(value) is int and value >= 0
+    return value in _EXPECTED.get(name, _YES + _NO)
 
 
 class Rc:
@@ -44,6 +57,17 @@ class Rc:
             text = environ.get(f"MPI4PY_RC_{name.upper()}", "").strip()
             if text:
                 setattr(self, name, _value(name, text))
+
+    def _warn(self) -> None:
+        """Warn of values that mean nothing, as mpi4py does when MPI is imported."""
+        for name in _DEFAULTS:
+            value = getattr(self, name)
+            if not _expected(name, value):
+                warnings.warn(f"mpi4py.rc.{name}: unexpected value {value!r}", RuntimeWarning, stacklevel=3)
+
+    def _is_no(self, name: str) -> bool:
+        """Whether a setting says no. A value that means nothing counts as the default."""
+        return _expected(name, value := getattr(self, name)) and value in _NO
 
     def __dir__(self) -> list[str]:
         return [*_DEFAULTS]

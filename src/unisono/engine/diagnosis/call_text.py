@@ -50,7 +50,8 @@ def describe_call(call: CallRecord) -> CallDescription:
         return CallDescription(name, ())
     if name == "subgroup":
         return CallDescription(name, (_ranks(call.numel, call.root),))
-    contract = CONTRACTS[kind_of(name).plan]
+    kind = kind_of(name)
+    contract = CONTRACTS[kind.plan]
     coded = call.dtype >= _FIRST_CODEC
     arguments = _buffers(name, DTYPES.index("float32") if coded else call.dtype, call.numel)
     if arguments and coded:
@@ -58,7 +59,7 @@ def describe_call(call: CallRecord) -> CallDescription:
     if contract.reduces and name != "barrier":
         others = {PremulSum(1.0).value: PremulSum(1.0).name, UserOp.value: FUNCTION}
         arguments.append(others.get(call.op) or ReduceOp(call.op).name)
-    if contract.rooted:
+    if contract.rooted or kind.rooted:
         arguments.append(f"root={call.root}")
     names = algorithm_names()
     arguments.append(f"algorithm={names[call.algorithm] if call.algorithm < len(names) else OWN}")

@@ -799,13 +799,11 @@ class Group(_native.GroupBase):
         """The object of rank `src`, on every rank."""
         sends = self.rank == self._planner.member("broadcast_object", src)
         encoded = objects.encode("broadcast_object", obj, pickle) if sends else b""
-        packet = objects.packet(encoded) if sends else bytearray(objects.PACKET_NBYTES)
+        sent = objects.packets([encoded]) if sends else None
         with self._object_turn:
-            self._move("broadcast_object", packet, None, src, timeout)
-            received: Any
-            nbytes, received = (len(encoded), None) if sends else objects.unpacked(packet)
-            if nbytes > objects.PACKET_NBYTES - 8:
-                received = encoded if sends else objects.allocate(nbytes)
+            follows, (received,) = self._exchange("broadcast_object", sent, src, timeout)
+            if follows:
+                received = encoded if sends else objects.allocate(received)
                 self._move("broadcast_object", received, None, src, timeout)
         return obj if sends else objects.decode_object(received, pickle=pickle)
 
@@ -828,23 +826,42 @@ class Group(_native.GroupBase):
         timeout: Seconds = None,
     ) -> Any:
         """Object i of the list of rank `src`, on rank i."""
-        length = objects.lengths([0])
-        if self.rank == self._planner.member("scatter_object", src):
-            objs = None if objs is None else listed(objs, "scatter_object: objs")
-            if objs is None or len(objs) != self.size:
-                given = "None" if objs is None else f"{len(objs)} objects"
-                raise ValueError(f"scatter_object: got {given}, expected {self.size}: one for every rank")
-            parts = [objects.encode_object("scatter_object", obj, pickle) for obj in objs]
-            sizes = objects.lengths([part.size for part in parts])
-            with self._object_turn:
-                self._move("scatter_object", length, sizes, src, timeout)
-                self._move("scatter_object", objects.allocate(parts[src].size), parts, src, timeout)
-            return objs[src]
+        sends = self.rank == self._planner.member("scatter_object", src)
+        objs = self._one_for_each("scatter_object", objs) if sends else []
+        parts = [objects.encode("scatter_object", obj, pickle) for obj in objs]
         with self._object_turn:
-            self._move("scatter_object", length, None, src, timeout)
-            encoded = objects.allocate(length[0])
-            self._move("scatter_object", encoded, None, src, timeout)
-        return objects.decode_object(encoded, pickle=pickle)
+            sent = objects.packets(parts) if sends else None
+            follows, (received,) = self._exchange("scatter_object", sent, src, timeout)
+            if follows:
+                received = objects.allocate(received)
+                arrays = [objects.as_array(part) for part in parts] if sends else None
+                self._move("scatter_object", received, arrays, src, timeout)
+        return objs[src] if sends else objects.decode_object(received, pickle=pickle)
+
+    def all_to_all_object(
+        self, objs: Sequence[Any], *, pickle: bool = False, timeout: Seconds = None
+    ) -> list[Any]:
+        """Object i of the list goes to rank i. Returns the objects for this rank, in the order of ranks.
+
+        Example (p=2): all_to_all_object([(rank, 0), (rank, 1)]) -> [(0, rank), (1, rank)]
+        """
+        objs = self._one_for_each("all_to_all_object", objs)
+        parts = [objects.encode("all_to_all_object", obj, pickle) for obj in objs]
+        with self._object_turn:
+            sent = objects.packets(parts)
+            follows, received = self._exchange("all_to_all_object", sent, 0, timeout)
+            if follows:
+                received = [objects.allocate(length) for length in received]
+                arrays = [objects.as_array(part) for part in parts]
+                self._move("all_to_all_object", received, arrays, 0, timeout)
+        return [objects.decode_object(part, pickle=pickle) for part in received]
+
+    def _one_for_each(self, kind: str, objs: Sequence[Any] | None) -> list[Any]:
+        given = None if objs is None else listed(objs, f"{kind}: objs")
+        if given is None or len(given) != self.size:
+            found = "None" if given is None else f"{len(given)} objects"
+            raise ValueError(f"{kind}: got {found}, expected {self.size}: one for every rank")
+        return given
 
     def reduce_object(
         self, obj: Any, op: Op = SUM, dst: int = 0, *, pickle: bool = False, timeout: Seconds = None
@@ -980,31 +997,35 @@ class Group(_native.GroupBase):
     def _recv_any(self, src: SupportsIndex | None, tag: int, timeout: Seconds) -> objects.ReceivedBytes: ...
 
     def _gather_all(self, kind: str, obj: Any, pickle: bool, timeout: Seconds) -> list[Any]:
-        return self._collect(kind, objects.encode_object(kind, obj, pickle), 0, pickle, timeout)
+        return self._collect(kind, kind, obj, None, pickle, timeout) or []
 
     def _gather_to(
         self, kind: str, obj: Any, dst: int, pickle: bool, timeout: Seconds, op: Op = SUM
     ) -> list[Any] | None:
-        encoded = objects.encode_object(kind, obj, pickle)
-        if self.rank != self._planner.member(kind, dst):
-            with self._object_turn:
-                self._move(kind, None, objects.length(encoded), dst, timeout, op)
-                self._move(kind, None, encoded, dst, timeout, op)
-            return None
-        return self._collect(kind, encoded, dst, pickle, timeout, op)
+        root = self._planner.member(kind, dst)
+        return self._collect(kind, "gather_object_bytes", obj, root, pickle, timeout, op)
 
     def _collect(
-        self, kind: str, encoded: objects.Bytes, root: int, pickle: bool, timeout: Seconds, op: Op = SUM
-    ) -> list[Any]:
-        lengths = objects.lengths([0] * self.size)
+        self, kind: str, second: str, obj: Any, root: int | None, pickle: bool, timeout: Seconds,
+        op: Op = SUM,
+    ) -> list[Any] | None:  # fmt: skip
+        """The objects of all ranks, on the root; on all if it is None. second: moves objects that follow."""
+        encoded = objects.encode(kind, obj, pickle)
+        gets, root = root in (None, self.rank), root or 0
         with self._object_turn:
-            self._move(kind, lengths, objects.length(encoded), root, timeout, op)
-            parts = [objects.allocate(length) for length in lengths]
-            self._move(kind, parts, encoded, root, timeout, op)
-        return [objects.decode_object(part, pickle=pickle) for part in parts]
+            follows, parts = self._exchange(kind, objects.packets([encoded]), root, timeout, op)
+            if follows:
+                parts = [objects.allocate(length) for length in parts] if gets else None
+                self._move(second, parts, objects.as_array(encoded), root, timeout, op)
+        return [objects.decode_object(part, pickle=pickle) for part in parts] if gets else None
+
+    def _exchange(
+        self, kind: str, sent: bytearray | None, root: int, timeout: Seconds, op: Op = SUM
+    ) -> tuple[bool, Any]:
+        return objects.exchange(self._call, kind, sent, self.size, op, root, None, False, False, timeout)
 
     def _move(self, kind: str, out: Any, sendbuf: Any, root: int, timeout: Seconds, op: Op = SUM) -> None:
-        """One of the two operations of an object call: lengths, then bytes. op: ranks compare it."""
+        """One of the operations of an object call: packets, then bytes. op: ranks compare it."""
         self._call(kind, out, sendbuf, op, root, None, False, False, timeout)
 
     # ---- groups of some of the ranks ----------------------------------------------------------------

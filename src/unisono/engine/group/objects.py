@@ -1,5 +1,5 @@
-"""Python objects over a group: collectives send their lengths first, then their encoded bytes as arrays. A
-message between two ranks carries a whole object.
+"""Python objects over a group. A collective moves a packet of fixed size for each object; those with more
+bytes follow as arrays. A message between two ranks carries a whole object.
 
 `unisono.engine.encoding` lists the types that can be sent; another type is a TypeError that names it. With
 `pickle=True` everything that pickles can be sent. The receiver then runs code that the sender chose: use it
@@ -8,11 +8,12 @@ only among processes that trust each other.
 
 from __future__ import annotations
 
-from struct import Struct
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono import _native
 from unisono.engine.group.buffer_layout import with_call_name
+from unisono.engine.operations.kinds import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,37 +36,57 @@ def encode(call: str, obj: Any, pickle: bool) -> bytes:
         raise with_call_name(call, error) from None
 
 
-def encode_object(call: str, obj: Any, pickle: bool) -> Bytes:
-    """The same as an array."""
+def as_array(encoded: bytes) -> Bytes:
+    """Encoded bytes as an array to send."""
     import numpy as np  # imported late: ranks that send no objects start faster
 
-    return np.frombuffer(encode(call, obj, pickle), np.uint8)
+    return np.frombuffer(encoded, np.uint8)
 
 
-PACKET_NBYTES = 256
-"""What `broadcast_object` sends first: the length, 8 bytes, and as much of the object."""
-
-_LENGTH = Struct("<Q")
+PACKET_NBYTES = _native.PACKET_NBYTES
+"""What the first operation of a call moves for an object: its length, 8 bytes, and the object if it fits."""
 
 
-def packet(encoded: bytes) -> bytearray:
-    """The first part of an object, to send."""
-    made = bytearray(PACKET_NBYTES)
-    _LENGTH.pack_into(made, 0, len(encoded))
-    if len(encoded) <= PACKET_NBYTES - 8:
-        made[8 : 8 + len(encoded)] = encoded
-    return made
+class NotEncoded(ValueError):
+    """A rank had no object to send; the text says why. place: of its object among those for this rank."""
+
+    def __init__(self, place: int, text: str) -> None:
+        super().__init__(text)
+        self.place = place
 
 
-def unpacked(received: bytearray) -> tuple[int, memoryview | None]:
-    """The length of an object, and its bytes; None: they follow."""
-    (nbytes,) = _LENGTH.unpack_from(received)
-    return nbytes, memoryview(received)[8 : 8 + nbytes] if nbytes <= PACKET_NBYTES - 8 else None
+def packets(parts: Sequence[bytes]) -> bytearray:
+    """Encoded objects, to send. Each rank that gets one of them learns whether they follow."""
+    return _native.pack_packets(parts)
 
 
-def length(encoded: Bytes) -> Lengths:
-    """The number of bytes of an object, as an array to send."""
-    return lengths([encoded.size])
+def refusal(count: int, reason: str) -> bytearray:
+    """Instead of the packets of `count` objects: the reason why there are none."""
+    text = reason.encode(errors="replace")[: PACKET_NBYTES - 8]
+    return _native.pack_packets([text] * count, True)
+
+
+def exchange(
+    move: Callable[..., object], kind: str, sent: bytearray | None, size: int, *more: Any
+) -> tuple[bool, list[Any]]:
+    """The first operation of a call: the packets of all ranks.
+
+    Args:
+        move: runs an operation: (kind, out, sendbuf, *more).
+        sent: `packets` of what this rank sends, or its `refusal`; None: it sends nothing.
+    Returns:
+        (False, the bytes of the objects for this rank), or (True, the lengths of these, which follow).
+    Raises:
+        NotEncoded: a rank has sent a `refusal`; on all that were to get its object.
+    """
+    plan = kind_of(kind).plan
+    if plan == "broadcast":
+        out = bytearray(PACKET_NBYTES) if sent is None else sent
+        move(kind, out, None, *more)
+    else:
+        out = bytearray(PACKET_NBYTES if plan == "scatter" else PACKET_NBYTES * size)
+        move(kind, out, sent, *more)
+    return _native.unpack_packets(out, NotEncoded)
 
 
 def lengths(values: list[int]) -> Lengths:

@@ -37,7 +37,9 @@ COLLECTIVES = (
     *("gather", "scatter", "reduce_scatter", "all_to_all", "all_reduce_coalesced", "broadcast_coalesced"),
     *("all_gather_coalesced", "reduce_scatter_coalesced"),
 )
-OBJECTS = ("broadcast_object", "all_gather_object", "gather_object", "scatter_object")
+OBJECTS = (
+    *("broadcast_object", "all_gather_object", "gather_object", "scatter_object", "all_to_all_object"),
+)
 MESSAGES = (
     "send",
     "recv",

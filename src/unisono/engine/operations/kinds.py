@@ -16,27 +16,37 @@ class CallKind(NamedTuple):
     Attributes:
         plan: the collective whose plan it runs.
         layout: the collective whose buffers it has, a key of `buffer_layout.SIDES`.
+        rooted: its root matters though that of its plan does not.
     """
 
     plan: str
     layout: str
+    rooted: bool = False
 
+
+_TO_ONE = CallKind("all_gather", "all_gather_v", True)
+"""Of calls whose result is on one rank: all ranks learn whether an object has more bytes than a packet."""
+
+_TO_ALL = CallKind("all_gather", "all_gather_v")
 
 _COMPOSED: dict[str, CallKind] = {
-    "all_gather_v": CallKind("all_gather", "all_gather_v"),
-    "all_gather_object": CallKind("all_gather", "all_gather_v"),
+    "all_gather_v": _TO_ALL,
+    "all_gather_object": _TO_ALL,
     "broadcast_object": CallKind("broadcast", "broadcast"),
-    "gather_object": CallKind("gather", "gather"),
+    "gather_object": _TO_ONE,
     "scatter_object": CallKind("scatter", "scatter"),
+    "all_to_all_object": CallKind("all_to_all", "all_to_all"),
     "all_reduce_coalesced": CallKind("all_reduce", "all_reduce"),
     "broadcast_coalesced": CallKind("broadcast", "broadcast"),
     "all_gather_coalesced": CallKind("all_gather", "all_gather"),
     "reduce_scatter_coalesced": CallKind("reduce_scatter", "reduce_scatter"),
-    "split": CallKind("all_gather", "all_gather_v"),
+    "split": _TO_ALL,
     "subgroup": CallKind("barrier", "barrier"),
-    "reduce_object": CallKind("gather", "gather"),
-    "all_reduce_object": CallKind("gather", "gather"),
-    "scan_object": CallKind("gather", "gather"),
+    "reduce_object": _TO_ONE,
+    "all_reduce_object": _TO_ALL,
+    "scan_object": _TO_ALL,
+    "exscan_object": _TO_ALL,
+    "gather_object_bytes": CallKind("gather", "gather"),
 }
 
 _OF_NAME = {**{name: CallKind(name, name) for name in CONTRACTS}, **_COMPOSED}
