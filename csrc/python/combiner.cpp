@@ -47,7 +47,8 @@ class PythonCombiner final : public Combiner {
         error.restore();
         return false;
       }
-      failure = text_of(property_of(error.type(), "__name__"));  // nanobind's text of one with surrogates crashes
+      failure =
+          text_of(property_of(error.type(), "__name__"));  // nanobind's text of one with surrogates crashes
     }
     throw std::domain_error(failure);
   }

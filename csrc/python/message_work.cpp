@@ -176,7 +176,8 @@ nb::object NativeMessageWork::exception() {
 nb::object NativeMessageWork::result() {
   wait(nb::none());
   if (!request_ || !request_->sized || request_->cancelled) return nb::none();
-  nb::object memory;  // kept until there is a result: another thread may ask meanwhile, and `decode` may raise
+  nb::object
+      memory;  // kept until there is a result: another thread may ask meanwhile, and `decode` may raise
   {
     const nb::ft_lock_guard held(lock_);
     if (result_.is_valid()) return result_;

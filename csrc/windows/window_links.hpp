@@ -78,7 +78,7 @@ class WindowLinks final : public SocketPoller {
   Window& window_;
   const pid_t owner_;
   std::atomic<bool> ending_{false};
-  std::mutex end_lock_;  // of the end of the threads
+  std::mutex end_lock_;                             // of the end of the threads
   std::vector<std::unique_ptr<WindowLink>> links_;  // by rank; nullptr: none is needed
 };
 
