@@ -38,6 +38,12 @@ struct BoundQueue : SharedQueue {
     return answer;
   }
 
+  std::tuple<int, uint64_t, double, bool> slowest() {
+    engine.check_process();
+    const auto [place, number, since, taken] = find_slowest();
+    return {place, number, static_cast<double>(since) * 1e-9, taken};
+  }
+
   Engine& engine;
 };
 
@@ -80,14 +86,8 @@ void bind_queues(nb::module_& m) {
           "Whether a reader has died since.")
       .def("publish", &BoundQueue::publish)
       .def("end", [](BoundQueue& self, int state) { self.end(static_cast<QueueState>(state)); })
-      .def(
-          "slowest",
-          [](BoundQueue& self) {
-            self.engine.check_process();
-            const auto [place, number, since, taken] = self.find_slowest();
-            return std::tuple(place, number, static_cast<double>(since) * 1e-9, taken);
-          },
-          "(place, or -1; the message; for how many seconds; whether the reader has taken it).")
+      .def("slowest", &BoundQueue::slowest,
+           "(place, or -1; the message; for how many seconds; whether the reader has taken it).")
       .def("line_of", &BoundQueue::line_of, nb::call_guard<GilRelease>())
       .def(
           "take",
