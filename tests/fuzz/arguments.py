@@ -39,11 +39,10 @@ from unisono.engine.group import Group
 MODULES = (un, plans, codecs, networks, planner, simulation)
 PATIENCE_S = 0.3  # of a call that waits, as its arguments ask it to
 FOUND = 2  # the exit code of the process that calls
-ALLOWED = (ValueError, TypeError, un.UnisonoError)
+ALLOWED = (ValueError, TypeError, MemoryError, un.UnisonoError)
 DOCUMENTED = {
     "Store.__getitem__": KeyError,
     "Store.__delitem__": KeyError,
-    "unisono.empty": MemoryError,
     "unisono.simulate": OSError,  # a network's file
     "unisono.networks.find": OSError,
     "unisono.networks.read": OSError,

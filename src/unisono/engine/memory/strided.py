@@ -81,7 +81,7 @@ def pack(x: Any, unpacking: Unpacking | None, name: str, *, read: bool = True) -
     Args:
         unpacking: takes what the call writes; None: it only reads.  read: it reads the elements, too.
     Raises:
-        ValueError: see `Unpacking.output`; this machine has no memory for a contiguous one.
+        ValueError: see `Unpacking.output`.  MemoryError: there is no room for a contiguous one.
     """
     import numpy as np
 
@@ -92,10 +92,7 @@ def pack(x: Any, unpacking: Unpacking | None, name: str, *, read: bool = True) -
         return made
     if not is_strided(x):
         return x
-    try:
-        packed = np.array(x, order="C") if read else np.empty(x.shape, x.dtype)
-    except MemoryError as error:
-        raise ValueError(f"{name} is not contiguous, and its copy has no room: {error}") from None
+    packed = np.array(x, order="C") if read else np.empty(x.shape, x.dtype)
     if unpacking is not None:
         unpacking.output(x, packed, name)
     return packed
