@@ -71,7 +71,7 @@ CEILINGS: dict[tuple[str, ...], int] = {
     ("src/unisono/planner",): 5_300,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_200,
     ("src", "csrc"): 132_400,
-    ("tests",): 87_000,
+    ("tests",): 87_100,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
