@@ -73,7 +73,9 @@ def open_window(
 def _cell(nbytes: int) -> np.ndarray[Any, Any]:
     """Zeros that other ranks of the host can map, at an address that is a multiple of 128."""
     try:
-        return _native.shared_bytes(nbytes)
+        room = _native.shared_bytes(nbytes)
+        room[:] = 0  # a system that ignores madvise gives the memory of an earlier window as that left it
+        return room
     except OSError:  # the system has no such memory: all others have to connect
         room = np.zeros(nbytes + 128, np.uint8)
         return room[-room.__array_interface__["data"][0] % 128 :][:nbytes]
