@@ -77,9 +77,9 @@ test-fast: $(VENV)/.installed  ## in 90 s: some tests of every package, with PyT
 test-optimized: $(VENV)/.installed  ## the engine's tests under python -O, which drops every assert of the product
 	PYTHONOPTIMIZE=1 $(PYTEST) -W ignore::pytest.PytestConfigWarning tests/plans tests/conformance tests/unit tests/multiproc $(ARGS)
 
-test-slow: $(VENV)/.installed  ## what make test leaves out because it takes long (10 minutes)
+test-slow: $(VENV)/.installed  ## what make test leaves out because it takes long (a minute)
 	$(call install_torch,--required)
-	UNISONO_TEST_SLOW=1 $(PYTEST) -m slow $(ARGS)
+	UNISONO_TEST_SLOW=1 $(PYTEST) -m "slow and not sweep" $(ARGS)
 
 test-long: $(VENV)/.installed  ## all tests, with long runs of the fuzzers and races (an hour)
 	$(call install_torch,--required)

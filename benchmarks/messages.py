@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,23 @@ SIZES = "8,1024,32768,262144,1048576,4194304"
 OBJECT = {"a": 1, "b": [1, 2, 3]}
 ROWS, COLUMNS = 256, 256  # of the halo exchange: float64, one ghost cell on each side
 WINDOW, WINDOWS = 64, 12
+PAIR = [OBJECT, OBJECT]
+# Group's method, mpi4py's, and what each of the two ranks gives.
+COLLECTIVES: dict[str, tuple[str, str, object]] = {
+    "broadcast": ("broadcast_object", "bcast", OBJECT),
+    "gather": ("gather_object", "gather", OBJECT),
+    "scatter": ("scatter_object", "scatter", PAIR),
+    "all-gather": ("all_gather_object", "allgather", OBJECT),
+    "all-to-all": ("all_to_all_object", "alltoall", PAIR),
+    "reduce": ("reduce_object", "reduce", 3),
+    "all-reduce": ("all_reduce_object", "allreduce", 3),
+    "scan": ("scan_object", "scan", 3),
+}
+
+
+def collectives(owner: Any, library: int) -> dict[str, Callable[[], object]]:
+    """The collectives of objects of a group (library 0) or a communicator (1)."""
+    return {name: partial(getattr(owner, row[library]), row[2]) for name, row in COLLECTIVES.items()}
 
 
 class UnisonoCalls:
@@ -39,17 +57,7 @@ class UnisonoCalls:
         self.barrier, self.send, self.recv = group.barrier, group.send, group.recv
         self.isend, self.irecv, self.probe = group.isend, group.irecv, group.probe
         self.send_object, self.recv_object = group.send_object, group.recv_object
-        pair = [OBJECT, OBJECT]
-        self.collectives: dict[str, Callable[[], object]] = {
-            "broadcast": lambda: group.broadcast_object(OBJECT),
-            "gather": lambda: group.gather_object(OBJECT),
-            "scatter": lambda: group.scatter_object(pair if group.rank == 0 else None),
-            "all-gather": lambda: group.all_gather_object(OBJECT),
-            "all-to-all": lambda: group.all_to_all_object(pair),
-            "reduce": lambda: group.reduce_object(3),
-            "all-reduce": lambda: group.all_reduce_object(3),
-            "scan": lambda: group.scan_object(3),
-        }
+        self.collectives = collectives(group, 0)
 
     def sendrecv(self, x: Any, peer: int, out: Any) -> None:
         """Both at the same time."""
@@ -72,17 +80,7 @@ class Mpi4pyCalls:
         self.barrier, self.send, self.recv = comm.Barrier, comm.Send, comm.Recv
         self.isend, self.irecv, self.probe = comm.Isend, comm.Irecv, comm.Probe
         self.send_object = comm.send
-        pair = [OBJECT, OBJECT]
-        self.collectives: dict[str, Callable[[], object]] = {
-            "broadcast": lambda: comm.bcast(OBJECT),
-            "gather": lambda: comm.gather(OBJECT),
-            "scatter": lambda: comm.scatter(pair if self.rank == 0 else None),
-            "all-gather": lambda: comm.allgather(OBJECT),
-            "all-to-all": lambda: comm.alltoall(pair),
-            "reduce": lambda: comm.reduce(3),
-            "all-reduce": lambda: comm.allreduce(3),
-            "scan": lambda: comm.scan(3),
-        }
+        self.collectives = collectives(comm, 1)
 
     def recv_object(self, source: int) -> Any:
         """Any picklable object."""

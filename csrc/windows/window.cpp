@@ -322,19 +322,15 @@ void Window::signal(int rank, uint32_t what, const WindowLimits& limits) {
   notify(context_.group.cell(rank).window_event);
 }
 
-// The first rank that has not called this fence, as far as this process sees; otherwise `otherwise`. A rank
-// that has left has called the last one: its cell is its own memory again, and may hold anything.
+// The first rank that has not called this fence, as far as this process sees; otherwise `otherwise`.
 int Window::absent(uint64_t fences, int otherwise) {
-  for (const int rank : members_) {
-    if (direct(rank) == nullptr || context_.group.cell(rank).left.load(std::memory_order_seq_cst) != 0)
-      continue;
-    if (direct(rank)->fences.load(std::memory_order_relaxed) < fences) return rank;
-  }
+  for (const int rank : members_)
+    if (direct(rank) != nullptr && direct(rank)->fences.load(std::memory_order_relaxed) < fences) return rank;
   return otherwise;
 }
 
 // Dissemination: Hensgen, Finkel, Manber, International Journal of Parallel Programming 17, 1988.
-void Window::fence(const WindowLimits& limits) {
+void Window::fence(const WindowLimits& limits, bool last) {
   const size_t size = members_.size();
   const auto own_place = static_cast<size_t>(std::ranges::find(members_, context_.rank) - members_.begin());
   const uint64_t turn = ++fences_;
@@ -349,15 +345,18 @@ void Window::fence(const WindowLimits& limits) {
     uint32_t polls = 0;
     wait(awaited, WindowWait::kFence, limits, [&] {
       if (arrived.load(std::memory_order_seq_cst) >= turn) return true;
-      if (++polls > kPollsBeforeNaming) awaited = absent(turn, from);
+      if (!last && ++polls > kPollsBeforeNaming) awaited = absent(turn, from);
       return false;
     });
   }
 }
 
-// The others have answered all that this rank asked in the fence, before they may end the window.
+// The others have answered all that this rank asked in the fence, before they may end the window. A rank that
+// has passed the last fence frees its cell, and its memory may hold anything. So the fence that looks into
+// cells is the one before: nobody passes the last one until all have left that.
 void Window::finish(const WindowLimits& limits) {
   fence(limits);
+  fence(limits, true);
   for (const int rank : members_)
     if (direct(rank) == nullptr) links_.flush(rank, limits);
 }

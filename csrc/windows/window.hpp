@@ -61,8 +61,9 @@ class Window {
   void hold(int rank, const WindowLimits& limits);
   void release(int rank, const WindowLimits& limits);
 
-  // Waits until all ranks have called it, and all their calls have their effect.
-  void fence(const WindowLimits& limits);
+  // Waits until all ranks have called it, and all their calls have their effect. last: it looks into no other
+  // rank's cell.
+  void fence(const WindowLimits& limits, bool last = false);
   // The last fence: the window may end after it.
   void finish(const WindowLimits& limits);
   void post(std::span<const int> ranks, const WindowLimits& limits);

@@ -44,7 +44,10 @@ __all__ = [
 Parser = Callable[[str], Any]
 INT32_MAX = 2**31 - 1
 # Set for the tests, by tools/sanitize.sh, the Makefile and tests/torch/pytorch_suite/all.py.
-ELSEWHERE = {f"UNISONO_{x}" for x in ("SANITIZED", "TEST_LONG", "TEST_SWEEP", "TEST_TEXTS", "TESTS_RECORD")}
+ELSEWHERE = {
+    *("UNISONO_SANITIZED", "UNISONO_TEST_LONG", "UNISONO_TEST_SLOW", "UNISONO_TEST_SWEEP"),
+    *("UNISONO_TEST_TEXTS", "UNISONO_TESTS_RECORD"),
+}
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 WAIT_POLICIES = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"})

@@ -161,9 +161,7 @@ class _Fold:
         combine(self._array(out), arrays)
         if list(map(sys.getrefcount, arrays)) != users:
             gc.collect()  # a cycle may hold one, such as an exception that the function has handled
-            if (
-                list(map(sys.getrefcount, arrays)) != users
-            ):  # a later look at it is a crash, or at other bytes
+            if list(map(sys.getrefcount, arrays)) != users:  # to read it later is a crash, or other bytes
                 raise ValueError(f"{self._name} keeps an array that it was given; let it keep a copy")
 
     def _by_ufunc(self, out: Array, arrays: list[Array]) -> None:
