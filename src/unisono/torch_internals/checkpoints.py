@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import EnumMeta
 from pathlib import Path
 from pickle import Unpickler, UnpicklingError  # noqa: TID251  (of the classes of metadata only)
 from typing import Any
@@ -61,12 +62,20 @@ def _path(*parts: str) -> str:
     return "/".join(parts)
 
 
+def _member(kind: Any, name: Any) -> Any:
+    """In place of getattr, by which Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
+    if not isinstance(kind, EnumMeta) or not isinstance(name, str) or name not in kind.__members__:
+        raise UnpicklingError("it asks for an attribute")
+    return kind.__members__[name]
+
+
 class _MetadataUnpickler(Unpickler):
     def __init__(self, file: Any) -> None:
         super().__init__(file)
         known = [*CLASSES, *filter(None, map(find, NAMES.values()))]
         self._known = {f"{one.__module__}.{one.__qualname__}": one for one in known}
         self._known |= dict.fromkeys(("pathlib.PosixPath", "pathlib._local.PosixPath"), _path)
+        self._known["builtins.getattr"] = _member
 
     def find_class(self, module: str, name: str) -> Any:
         found = self._known.get(f"{module}.{name}")
