@@ -7,14 +7,17 @@ import pytest
 from effort import LONG
 
 SIZE = 4
-DIE = {"killed": {0, 2}, "killed_unnoticed": {2}, "subgroup_killed": {1}, "further": {1, 2}, "during": {2}}
+DIE = {
+    "killed": {0, 2}, "killed_unnoticed": {2}, "subgroup_killed": {1}, "further": {1, 2}, "during": {2},
+    "store_ends": {2},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "way",
     [
         "by_will", "twice", "destroyed_first", "killed", "killed_unnoticed", "pending", "subgroup",
-        "subgroup_killed", "disagree", "further", "ends_at_once", "hooked", "wrong", "reconfigured",
+        "subgroup_killed", "disagree", "further", "store_ends", "ends_at_once", "hooked", "wrong", "reconfigured",
     ],
 )  # fmt: skip
 def test_a_group_loses_ranks(forks, tmp_path: Path, way: str):

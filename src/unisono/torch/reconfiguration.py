@@ -197,15 +197,18 @@ class Reconfigurable:
             )
         return store
 
-    def _store_at(self, handle: str, prefix: str, timeout_s: float) -> EngineStore:
-        """Return a part of the store of a handle: this process's own, or another's, to which it connects."""
+    def _store_at(self, handle: str, prefix: str, timeout_s: float, retry: bool = True) -> EngineStore:
+        """Return a part of the store of a handle: this process's own, or another's, to which it connects.
+
+        retry: False: a server that is not there has ended.
+        """
         if self._meeting is not None:
             self._meeting.close()
             self._meeting = None
         if self._endpoint is not None and handle == self.get_reconfigure_handle():
             return EngineStore(self._endpoint, prefix)
         host, port, token = Handle.parse(handle)
-        self._meeting = TCPStore(host, port, token=token.encode(), timeout_s=timeout_s)
+        self._meeting = TCPStore(host, port, token=token.encode(), timeout_s=timeout_s, retry=retry)
         return EngineStore(self._meeting, prefix)
 
     def _leave_meetings(self) -> None:

@@ -17,7 +17,7 @@ from unisono.engine.base.validation import listed, whole
 from unisono.engine.diagnosis.fault_reader import publish_close_reason
 from unisono.engine.group.shrink import await_last_calls
 from unisono.engine.membership.eviction import eviction
-from unisono.errors import PeerLost, UnisonoError, message
+from unisono.errors import PeerLost, StoreError, UnisonoError, message
 from unisono.torch_internals import c10d
 from unisono.torch_internals.shrinking import have_shrinking
 
@@ -222,10 +222,14 @@ class Shrinkable(Subgroups):
 
     def _succeed(self, group: NativeGroup, handle: str) -> None:
         """Become the process group of an engine's group. handle: of its rank 0, where its store is."""
-        store = self._store_at(handle, "shrunk/", CONNECT_S)
-        store.inner.timeout_s = self._timeout.total_seconds()
-        self._store = store
-        self._group_counter = GroupCounter(store, self._rank, None)
+        try:
+            store = self._store_at(handle, "shrunk/", CONNECT_S, retry=False)
+            store.inner.timeout_s = self._timeout.total_seconds()
+            self._store = store
+            self._group_counter = GroupCounter(store, self._rank, None)
+        except StoreError:
+            group.barrier()  # PeerLost: rank 0 has ended, or has found a loss and closed its store
+            raise
         group.barrier()  # its rank 0 may end right after this call
         self._take(group, self._group_counter.keys())
 
@@ -238,7 +242,7 @@ class Shrinkable(Subgroups):
 
     # ---- the process group's own -----------------------------------------------------------------------
 
-    def _store_at(self, handle: str, prefix: str, timeout_s: float) -> EngineStore:
+    def _store_at(self, handle: str, prefix: str, timeout_s: float, retry: bool = True) -> EngineStore:
         """The part of the store of a handle."""
         raise NotImplementedError
 

@@ -283,6 +283,27 @@ def during(rank: int, size: int, seed: str) -> None:
     check_world(2, rank // 3)
 
 
+def store_ends(rank: int, size: int) -> None:
+    """Rank 2 dies when it has agreed. Rank 0 finds that and ends its store before rank 3 connects."""
+    dist.barrier()
+    if rank == 1:
+        return
+    connect = ProcessGroupUnisono._store_at
+
+    def late(*given, **named):
+        if rank == 2:
+            die()
+        time.sleep(1.0 if rank == 3 else 0.0)
+        return connect(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessGroupUnisono, "_store_at", late)
+        with pytest.raises(PeerLost, match="rank 2 .*is lost, too"):
+            dist.shrink_group([1], shrink_flags=SHRINK_ABORT)
+    dist.shrink_group([1, 2], shrink_flags=SHRINK_ABORT)
+    check_world(2, rank // 3)
+
+
 def hooked(rank: int, size: int) -> None:
     """Hooks of the group end with it; the new one takes others."""
     if not have_hooks():
