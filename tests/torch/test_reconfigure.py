@@ -241,3 +241,9 @@ def test_processes_die_and_others_take_their_place(forks, first):
         printed = forks.run(Path(folder), job)[first]
     assert printed[0].endswith("(ended with -9)"), printed
     assert all("fine" in text for text in printed[1:]), printed
+
+
+def test_the_first_rank_dies_while_the_others_follow(forks, tmp_path: Path):
+    printed = forks.run(tmp_path, {"job": ("programs.follows", SIZE, [])})["job"]
+    assert printed[0].endswith("(ended with -9)")
+    assert [text.splitlines()[-1] for text in printed[1:]] == ["fine"] * (SIZE - 1), "\n".join(printed)

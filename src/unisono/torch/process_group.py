@@ -339,11 +339,11 @@ class ProcessGroupUnisono(  # type: ignore[misc]
         self._join(store, timeout=timeout)
         self._renewed()
 
-    def _take_over(self, group: NativeGroup, store: c10d.Store) -> None:
+    def _take_over(self, group: NativeGroup, store: c10d.Store, counter: GroupCounter) -> None:
         """Be the process group of a group that has been made."""
         self._renumber(store, group.rank, group.size)
         self._timeout = timedelta(seconds=group.timeout_s)
-        self._group_counter = GroupCounter(store, group.rank, None)
+        self._group_counter = counter
         self._take(group, self._group_counter.keys())
         self._renewed()
 

@@ -14,6 +14,7 @@ import hashlib
 import ipaddress
 import re
 import secrets
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,12 +26,15 @@ from unisono.engine.bootstrap.interfaces import local_address
 from unisono.engine.environment import env
 from unisono.engine.store import TCPStore
 from unisono.engine.store.address import address_text
-from unisono.errors import message
+from unisono.errors import StoreError, message
 
 from .completed_work import DONE
+from .subgroups import GroupCounter
 from .work import seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from unisono.engine.group.native import NativeGroup
     from unisono.torch_internals import c10d
 
@@ -41,6 +45,7 @@ __all__ = [
     "follow",
     "get_reconfigure_handle",
     "reconfigure",
+    "store_of_rank_0",
     "supports_reconfigure",
 ]
 
@@ -173,17 +178,20 @@ class Reconfigurable:
         complete fail.
 
         Raises:
-            GroupError, StoreError: a rank was lost meanwhile; the next group may be followed.
+            GroupError: a rank was lost meanwhile; the next group may be followed.
+            StoreError: this rank cannot reach the store of rank 0, and no rank is lost.
         """
         own = self.get_reconfigure_handle()
         handles = group.all_gather_object(own)
         self._disconnect()
-        store = self._meet(handles, f"generation {group.generation}", group.timeout_s)
-        self._take_over(group, store)
+        with store_of_rank_0(group):
+            store = self._meet(handles, f"generation {group.generation}", group.timeout_s, retry=False)
+            counter = GroupCounter(store, group.rank, None)
+        self._take_over(group, store, counter)
 
-    def _meet(self, handles: list[str], uuid: str, timeout_s: float) -> EngineStore:
+    def _meet(self, handles: list[str], uuid: str, timeout_s: float, retry: bool = True) -> EngineStore:
         """Return the part of the first process's store that is for this group."""
-        store = self._store_at(handles[0], f"reconfigured/{uuid}/", timeout_s)
+        store = self._store_at(handles[0], f"reconfigured/{uuid}/", timeout_s, retry)
         digest = f"{len(handles)} {hashlib.sha256(chr(10).join(handles).encode()).hexdigest()}"
         there = store.compare_set("handles", "", digest).decode()
         if there != digest:
@@ -226,9 +234,25 @@ class Reconfigurable:
         """Make the group of the new ranks."""
         raise NotImplementedError
 
-    def _take_over(self, group: NativeGroup, store: c10d.Store) -> None:
+    def _take_over(self, group: NativeGroup, store: c10d.Store, counter: GroupCounter) -> None:
         """Be the process group of a group that has been made."""
         raise NotImplementedError
+
+
+@contextmanager
+def store_of_rank_0(group: NativeGroup) -> Iterator[None]:
+    """All ranks of an engine's group use the store in its rank 0 inside; returns when all have.
+
+    Raises:
+        PeerLost: rank 0 has ended, or has found a loss and closed its store.
+        StoreError: this rank cannot use the store, and no rank is lost.
+    """
+    try:
+        yield
+    except StoreError:
+        group.barrier()
+        raise
+    group.barrier()
 
 
 def supports_reconfigure(group: c10d.ProcessGroup | None = None) -> bool:
@@ -276,7 +300,8 @@ def follow(group: NativeGroup) -> None:
     """Make the default process group that of an engine's group. All ranks of it call this.
 
     Raises:
-        GroupError, StoreError: a rank was lost meanwhile; the next group may be followed.
+        GroupError: a rank was lost meanwhile; the next group may be followed.
+        StoreError: this rank cannot reach the store of rank 0, and no rank is lost.
     """
     _found(None).follow(group)
 

@@ -17,10 +17,11 @@ from unisono.engine.base.validation import listed, whole
 from unisono.engine.diagnosis.fault_reader import publish_close_reason
 from unisono.engine.group.shrink import await_last_calls
 from unisono.engine.membership.eviction import eviction
-from unisono.errors import PeerLost, StoreError, UnisonoError, message
+from unisono.errors import PeerLost, UnisonoError, message
 from unisono.torch_internals import c10d
 from unisono.torch_internals.shrinking import have_shrinking
 
+from .reconfiguration import store_of_rank_0
 from .subgroups import GroupCounter, Subgroups
 
 if TYPE_CHECKING:
@@ -222,15 +223,11 @@ class Shrinkable(Subgroups):
 
     def _succeed(self, group: NativeGroup, handle: str) -> None:
         """Become the process group of an engine's group. handle: of its rank 0, where its store is."""
-        try:
+        with store_of_rank_0(group):  # which may end right after this call
             store = self._store_at(handle, "shrunk/", CONNECT_S, retry=False)
             store.inner.timeout_s = self._timeout.total_seconds()
             self._store = store
             self._group_counter = GroupCounter(store, self._rank, None)
-        except StoreError:
-            group.barrier()  # PeerLost: rank 0 has ended, or has found a loss and closed its store
-            raise
-        group.barrier()  # its rank 0 may end right after this call
         self._take(group, self._group_counter.keys())
 
     def _leave_survivors(self) -> None:
