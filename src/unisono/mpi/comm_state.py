@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.mpi.context import WORLD_CONTEXT
@@ -28,6 +28,18 @@ _CALLS_BEFORE_GROUP = 4
 """Making a group of the engine takes milliseconds: the first collectives of a communicator do without."""
 
 
+def _renumbered(call: Callable[..., Any], peers: Sequence[int]) -> Callable[..., Any]:
+    """A native call of a message, with ranks of these peers."""
+
+    def renumbered(array: Any, rank: int | None, tag: int, timeout: None) -> Any:
+        if rank is None:
+            return call(array, None, tag, timeout)
+        known = type(rank) is int and 0 <= rank < len(peers)
+        return call(array, peers[rank], tag, timeout) if known else None
+
+    return renumbered
+
+
 class CommState(State):
     """The state of a communicator.
 
@@ -47,6 +59,11 @@ class CommState(State):
         self.places: Any = self.peers if whole else {peer: rank for rank, peer in enumerate(self.peers)}
         self.context, self.serial = context, serial
         self.messages = Messages(world, 2 * context + 1)
+        quick = self.messages.quick
+        self.send, self.isend, self.recv, self.irecv = (
+            call if whole else _renumbered(call, self.peers)
+            for call in (quick._send, quick._isend, quick._recv, quick._irecv)
+        )
         self.hidden = Messages(world, 2 * context + 2)
         self.handler: Any = None
         self.info: dict[str, str] = {}

@@ -59,13 +59,13 @@ class Grequest(Request):
     ) -> Grequest:  # fmt: skip
         """A request that ends with `Complete`. query_fn(status, ...) fills its status."""
         made: Grequest = cls._for(_General((query_fn, free_fn, cancel_fn), args, kargs))
-        made._general = made._state.operation  # type: ignore[union-attr]
+        made._general = made._state
         return made
 
     _general: Any = None
 
     def _adopt(self, other: Any) -> None:
-        found = None if other._state is None else other._state.operation
+        found = other._operation()
         if other._state is not None and not isinstance(found, _General):
             raise TypeError("this request is not general")
         super()._adopt(other)

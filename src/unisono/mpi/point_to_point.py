@@ -101,18 +101,16 @@ class PointToPoint:
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send the items of a buffer."""
         state = self._alive()
-        if dest == PROC_NULL:
-            return
-        peer, full = destination(state, dest, tag)
         plain = type(buf) is np.ndarray and not moving()
-        if not plain or state.messages.quick._send(buf, peer, full, None) is None:
+        if (not plain or state.send(buf, dest, tag, None) is None) and dest != PROC_NULL:
+            peer, full = destination(state, dest, tag)
             state.messages.send(simple(buf, writable=False).pack(), peer, full)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Send`."""
         state = self._state
-        if type(buf) is np.ndarray and state is not None and dest != PROC_NULL:
-            work = state.messages.quick._isend(buf, *destination(state, dest, tag), None)
+        if type(buf) is np.ndarray and state is not None:
+            work = state.isend(buf, dest, tag, None)
             if work is not None:
                 return Request._for(Transfer(state.world, work))
         return Request._for(self._send(buf, dest, tag))
@@ -122,8 +120,8 @@ class PointToPoint:
     ) -> None:
         """Receive items into a buffer."""
         state = self._alive()
-        if type(buf) is np.ndarray and source != PROC_NULL and not moving():
-            found = state.messages.quick._recv(buf, *origin(state, source, tag), None)
+        if type(buf) is np.ndarray and not moving():
+            found = state.recv(buf, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
                 _received(state, found, buf.nbytes, status)
                 return
@@ -132,8 +130,8 @@ class PointToPoint:
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """See `Recv`."""
         state = self._state
-        if type(buf) is np.ndarray and state is not None and source != PROC_NULL:
-            work = state.messages.quick._irecv(buf, *origin(state, source, tag), None)
+        if type(buf) is np.ndarray and state is not None:
+            work = state.irecv(buf, None if source == ANY_SOURCE else source, tag, None)
             if work is not None:
                 return Request._for(Receive(state.world, work, buf.nbytes, state.places))
         return Request._for(self._receive(buf, source, tag))
@@ -145,9 +143,9 @@ class PointToPoint:
         """Send and receive."""
         state = self._state
         plain = type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and recvbuf.flags.carray
-        if plain and state is not None and PROC_NULL not in (dest, source) and not moving():
+        if plain and state is not None and source != PROC_NULL and not moving():
             origin(state, source, recvtag)
-            work = state.messages.quick._isend(sendbuf, *destination(state, dest, sendtag), None)
+            work = state.isend(sendbuf, dest, sendtag, None)
             if work is not None:
                 try:
                     self.Recv(recvbuf, source, recvtag, status)

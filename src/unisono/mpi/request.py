@@ -13,11 +13,13 @@ from unisono.mpi.progress import Operation, Pause, move_all
 from unisono.mpi.status import Status, fill_status
 
 
-class Pending(State):
-    """The state of a request. operation: None: it is inactive."""
+class Persistent(State):
+    """The state of a persistent request. operation: None: it is inactive."""
 
-    def __init__(self, operation: Operation | None, start: Callable[[], Operation] | None = None) -> None:
-        self.operation, self.start = operation, start
+    operation: Operation | None = None
+
+    def __init__(self, start: Callable[[], Operation]) -> None:
+        self.start = start
 
 
 def _called(waits: Iterable[Callable[[], Any]]) -> None:
@@ -35,18 +37,18 @@ def _called(waits: Iterable[Callable[[], Any]]) -> None:
 class Request(Handle):
     """An operation under way. After its end it is null."""
 
-    _state: Pending | None
+    _state: Operation | Persistent | None
     _null = constants.ERR_REQUEST
 
     @classmethod
     def _for(cls, operation: Operation) -> Any:
         self = object.__new__(cls)
-        self._state = state = Pending(operation)
-        state.kind = cls
+        self._state = operation
         return self
 
     def _operation(self) -> Operation | None:
-        return None if self._state is None else self._state.operation
+        state = self._state
+        return state.operation if isinstance(state, Persistent) else state
 
     def _conclude(self, status: Status | None) -> Any:
         """After the end: fill the status, forget the operation, return its value."""
@@ -54,10 +56,10 @@ class Request(Handle):
         fill_status(status, operation)
         if operation is None:
             return None
-        if self._state.start is None:  # type: ignore[union-attr]
-            self._state = None
+        if isinstance(self._state, Persistent):
+            self._state.operation = None
         else:
-            self._state.operation = None  # type: ignore[union-attr]
+            self._state = None
         return operation.value
 
     def _ended(self) -> bool:
@@ -83,16 +85,17 @@ class Request(Handle):
 
     def Wait(self, status: Status | None = None) -> bool:
         """Wait for its end. Returns True."""
-        state = self._state
-        if state is None or state.operation is None or status is not None:
+        operation = self._state
+        if status is None and isinstance(operation, Operation):  # the fast path
+            try:
+                if not operation.done:
+                    operation.block()
+            finally:
+                if operation.done:
+                    self._state = None
+        else:
             self._block()
             self._conclude(status)
-            return True
-        if not state.operation.done:
-            self._block()
-        state.operation = None
-        if state.start is None:
-            self._state = None
         return True
 
     def Test(self, status: Status | None = None) -> bool:
@@ -262,17 +265,17 @@ class Prequest(Partitioned, Request):
     """An operation that can be started again after its end."""
 
     def _adopt(self, other: Any) -> None:
-        if other._state is not None and other._state.start is None:
+        if isinstance(other._state, Operation):
             raise TypeError("this request is not persistent")
         super()._adopt(other)
 
     @classmethod
     def _starting(cls, start: Callable[[], Operation]) -> Any:
-        return cls._of(Pending(None, start))
+        return cls._of(Persistent(start))
 
     def Start(self) -> None:
         """Start it."""
-        if self._state is None or self._state.start is None:
+        if not isinstance(self._state, Persistent):
             raise Exception(constants.ERR_REQUEST, "the request is null or not persistent")
         if self._state.operation is not None:
             raise Exception(constants.ERR_REQUEST, "the request is under way")

@@ -6,6 +6,7 @@ for its collectives. `Messages` is the world as one context sees it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -195,29 +196,49 @@ class Receive(Transfer):
     places: the rank in the communicator of each rank of the world.
     """
 
+    _found: Any = None
+
     def __init__(self, world: World, work: Any, capacity: int, places: Any) -> None:
         self._world, self._work, self._capacity, self._places = world, work, capacity, places
 
+    @property
+    def source(self) -> int:  # type: ignore[override]
+        """The rank that sent the message."""
+        return constants.ANY_SOURCE if self._found is None else int(self._places[self._found.source])
+
+    @property
+    def tag(self) -> int:  # type: ignore[override]
+        """The message's tag."""
+        return constants.ANY_TAG if self._found is None else int(self._found.tag)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """The bytes received."""
+        return 0 if self._found is None else min(self._found.nbytes, self._capacity)
+
     def _finish(self, work: Any) -> None:
-        super()._finish(work)
+        try:
+            work.wait()
+        except BaseException:
+            self.done = work.done()
+            raise
+        self.done = True
         if work.cancelled:
             self.cancelled = True
             return
-        found = work.receive_status()
-        self.source, self.tag, self.nbytes = self._places[found.source], found.tag, found.nbytes
+        found = self._found = work.receive_status()
+        if found.nbytes > self._capacity:
+            raise truncated(self.source, self.tag, found.nbytes, self._capacity)
         self._use(work)
 
-    def _use(self, work: Any) -> None:  # noqa: ARG002
-        if self.nbytes > self._capacity:
-            sent, self.nbytes = self.nbytes, self._capacity
-            raise truncated(self.source, self.tag, sent, self.nbytes)
+    def _use(self, work: Any) -> None:
+        """What is done with the message."""
 
 
 class WholeReceive(Receive):
     """A receive of a collective, whose ranks agree on the number of bytes."""
 
-    def _use(self, work: Any) -> None:
-        super()._use(work)
+    def _use(self, work: Any) -> None:  # noqa: ARG002
         if self.nbytes < self._capacity:
             text = f"rank {self.source} has sent {self.nbytes} bytes, this rank expects {self._capacity}"
             raise Exception(constants.ERR_TRUNCATE, f"the ranks' counts or types differ: {text}")
@@ -230,8 +251,7 @@ class BlockReceive(Receive):
         super().__init__(world, work, room.nbytes, places)
         self._room, self._block = room, block
 
-    def _use(self, work: Any) -> None:
-        super()._use(work)
+    def _use(self, work: Any) -> None:  # noqa: ARG002
         if not self._block.dense:
             self._block.fill(self._room[: self.nbytes])
 
@@ -246,7 +266,7 @@ class BytesReceive(Receive):
     """A receive of any length: its value is the bytes, or what `load` makes of them."""
 
     def __init__(self, world: World, work: Any, places: Any, load: Any) -> None:
-        super().__init__(world, work, 0, places)
+        super().__init__(world, work, sys.maxsize, places)
         self._load = load
 
     def _use(self, work: Any) -> None:
