@@ -31,11 +31,11 @@ _CALLS_BEFORE_GROUP = 4
 def _renumbered(call: Callable[..., Any], peers: Sequence[int]) -> Callable[..., Any]:
     """A native call of a message, with ranks of these peers."""
 
-    def renumbered(array: Any, rank: int | None, tag: int, timeout: None) -> Any:
+    def renumbered(given: Any, rank: int | None, tag: int, timeout: None) -> Any:
         if rank is None:
-            return call(array, None, tag, timeout)
+            return call(given, None, tag, timeout)
         known = type(rank) is int and 0 <= rank < len(peers)
-        return call(array, peers[rank], tag, timeout) if known else None
+        return call(given, peers[rank], tag, timeout) if known else None
 
     return renumbered
 
@@ -59,11 +59,9 @@ class CommState(State):
         self.places: Any = self.peers if whole else {peer: rank for rank, peer in enumerate(self.peers)}
         self.context, self.serial = context, serial
         self.messages = Messages(world, 2 * context + 1)
-        quick = self.messages.quick
-        self.send, self.isend, self.recv, self.irecv = (
-            call if whole else _renumbered(call, self.peers)
-            for call in (quick._send, quick._isend, quick._recv, quick._irecv)
-        )
+        for name in ("send", "isend", "recv", "irecv", "recv_object", "irecv_bytes"):
+            call = getattr(self.messages.quick, f"_{name}")
+            setattr(self, name, call if whole else _renumbered(call, self.peers))
         self.hidden = Messages(world, 2 * context + 2)
         self.handler: Any = None
         self.info: dict[str, str] = {}

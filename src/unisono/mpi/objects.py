@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from typing import Any
 
@@ -17,7 +18,7 @@ from unisono.mpi.point_to_point import MODES, STANDARD, Mode, started
 from unisono.mpi.progress import Ended, Operation, complete, moving
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status
-from unisono.mpi.transport import as_bytes
+from unisono.mpi.transport import BytesReceive, Transfer, as_bytes
 
 
 class ObjectMessages:
@@ -30,25 +31,34 @@ class ObjectMessages:
         state = self._alive()
         if dest == PROC_NULL:
             return Ended()
-        peer, full = destination(state, dest, tag)
-        return started(state, as_bytes(pickle.dumps(obj)), peer, full, mode)
+        data = pickle.dumps(obj)
+        work = state.isend(data, dest, tag, None) if mode is STANDARD else None
+        if work is None:
+            return started(state, as_bytes(data), *destination(state, dest, tag), mode)
+        return Transfer(state.world, work)
 
     def _receive_object(self, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
             return Ended(PROC_NULL)
-        peer, full = origin(state, source, tag)
-        return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
+        work = state.irecv_bytes(pickle.loads, None if source == ANY_SOURCE else source, tag, None)
+        if work is None:
+            peer, full = origin(state, source, tag)
+            return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
+        return BytesReceive(state.world, work, sys.maxsize, state.places)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""
         state = self._alive()
         if dest == PROC_NULL:
             return
-        peer, full = destination(state, dest, tag)
         data = pickle.dumps(obj)
-        if moving() or state.messages.quick._send(data, peer, full, None) is None:
-            state.messages.send(as_bytes(data), peer, full)
+        if moving() or state.send(data, dest, tag, None) is None:
+            state.messages.send(as_bytes(data), *destination(state, dest, tag))
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """See `send`."""
+        return Request._for(self._send_object(obj, dest, tag))
 
     def recv(
         self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -58,7 +68,7 @@ class ObjectMessages:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
         if source != PROC_NULL and not moving():
             state = self._alive()
-            found = state.messages.quick._recv_object(None, *origin(state, source, tag), None)
+            found = state.recv_object(None, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
                 data, sent = found
                 if status is not None:

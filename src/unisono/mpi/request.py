@@ -81,21 +81,25 @@ class Request(Handle):
                 self._conclude(None)
             raise
 
+    def _end(self, status: Status | None) -> Any:
+        """Wait for its end, and conclude it."""
+        operation = self._state
+        if status is not None or not isinstance(operation, Operation):
+            self._block()
+            return self._conclude(status)
+        try:  # the fast path
+            if not operation.done:
+                operation.block()
+        finally:
+            if operation.done:
+                self._state = None
+        return operation.value
+
     # ---- one request
 
     def Wait(self, status: Status | None = None) -> bool:
         """Wait for its end. Returns True."""
-        operation = self._state
-        if status is None and isinstance(operation, Operation):  # the fast path
-            try:
-                if not operation.done:
-                    operation.block()
-            finally:
-                if operation.done:
-                    self._state = None
-        else:
-            self._block()
-            self._conclude(status)
+        self._end(status)
         return True
 
     def Test(self, status: Status | None = None) -> bool:
@@ -121,8 +125,7 @@ class Request(Handle):
 
     def wait(self, status: Status | None = None) -> Any:
         """Wait for its end; returns the object."""
-        self._block()
-        return self._conclude(status)
+        return self._end(status)
 
     def test(self, status: Status | None = None) -> tuple[bool, Any]:
         """(whether it has ended, the object)."""

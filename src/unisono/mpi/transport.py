@@ -106,8 +106,10 @@ class Messages:
 
     def start_receive_bytes(self, peer: int | None, tag: int, places: Any, load: Any = None) -> BytesReceive:
         """Begin to receive a message of any length."""
-        work = self._post("irecv", peer, tag, _NOTHING, sending=False, sized=True)
-        return BytesReceive(self.world, work, places, load)
+        work = self.quick._irecv_bytes(load, peer, tag, None)
+        if work is None:
+            work = self._post("irecv", peer, tag, _NOTHING, sending=False, sized=True, decode=load)
+        return BytesReceive(self.world, work, sys.maxsize, places)
 
     def _post(self, name: str, peer: int | None, tag: int, data: Any, **more: Any) -> Any:
         world = self.world
@@ -265,13 +267,8 @@ def truncated(source: int, tag: int, sent: int, room: int) -> Exception:
 class BytesReceive(Receive):
     """A receive of any length: its value is the bytes, or what `load` makes of them."""
 
-    def __init__(self, world: World, work: Any, places: Any, load: Any) -> None:
-        super().__init__(world, work, sys.maxsize, places)
-        self._load = load
-
     def _use(self, work: Any) -> None:
-        found = work.result()
-        self.value = found if self._load is None else self._load(found)
+        self.value = work.result()
 
 
 def as_bytes(data: Any) -> Any:
