@@ -77,6 +77,11 @@ def test_a_program_without_a_launcher_is_one_rank() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_an_object_may_call_when_python_deletes_it_at_the_end() -> None:
+    done = run(3, PROGRAMS / "deletes_at_end.py")
+    assert (done.returncode, "total 3" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
 def test_memory_of_the_host_is_known_in_a_sandbox() -> None:
     assert fine(PROGRAMS / "reads_in_a_sandbox.py", **PATH) == "all is well\n"
 

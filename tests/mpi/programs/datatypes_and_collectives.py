@@ -168,10 +168,15 @@ def check_mistakes(comm: MPI.Intracomm) -> None:
         (lambda: comm.Alltoallv([x, np.array([3.1] * comm.size)], [x, 0]), TypeError, None),
         (lambda: comm.Get_group().Incl([0.0]), TypeError, None),
         (lambda: comm.Create_graph([1.0], [0]), TypeError, None),
+        (lambda: comm.Create_cart([comm.size], ["periodic"]), TypeError, None),
         (lambda: MPI.INT.Create_indexed([1.0], [0]), TypeError, None),
     ]
     assert comm.bcast(comm.rank, 0.0) == 0
     assert comm.sendrecv(7, float(comm.rank), 3.0, source=np.float64(comm.rank), recvtag=3.0) == 7
+    assert comm.Get_group().Range_incl([(0.0, comm.size / 1, 2.0 * comm.size)]).size == 1
+    line = comm.Create_cart([comm.size], [True])
+    assert line.Get_coords(float(comm.rank)) == [comm.rank]
+    assert line.Shift(0.0, 1.0)[1] == (comm.rank + 1) % comm.size
     for call, error, code in rows:
         try:
             call()
