@@ -41,7 +41,9 @@ class ObjectMessages:
         state = self._alive()
         if source == PROC_NULL:
             return Ended(PROC_NULL)
-        work = state.irecv_bytes(pickle.loads, None if source == ANY_SOURCE else source, tag, None)
+        work = None
+        if source is not None:
+            work = state.irecv_bytes(pickle.loads, None if source == ANY_SOURCE else source, tag, None)
         if work is None:
             peer, full = origin(state, source, tag)
             return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
@@ -66,7 +68,7 @@ class ObjectMessages:
         """Receive an object. buf: not used."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
-        if source != PROC_NULL and not moving():
+        if source is not None and source != PROC_NULL and not moving():
             state = self._alive()
             found = state.recv_object(None, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:

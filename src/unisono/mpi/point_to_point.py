@@ -120,7 +120,7 @@ class PointToPoint:
     ) -> None:
         """Receive items into a buffer."""
         state = self._alive()
-        if type(buf) is np.ndarray and not moving():
+        if type(buf) is np.ndarray and source is not None and not moving():
             found = state.recv(buf, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
                 _received(state, found, buf.nbytes, status)
@@ -130,7 +130,7 @@ class PointToPoint:
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """See `Recv`."""
         state = self._state
-        if type(buf) is np.ndarray and state is not None:
+        if type(buf) is np.ndarray and state is not None and source is not None:
             work = state.irecv(buf, None if source == ANY_SOURCE else source, tag, None)
             if work is not None:
                 return Request._for(Receive(state.world, work, buf.nbytes, state.places))

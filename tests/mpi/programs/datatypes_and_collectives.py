@@ -161,6 +161,10 @@ def check_mistakes(comm: MPI.Intracomm) -> None:
         (lambda: comm.Allreduce(x, np.zeros(3)), ValueError, None),
         (lambda: comm.Allreduce(x, np.zeros(4), MPI.BAND), MPI.Exception, MPI.ERR_OP),
         (lambda: comm.Recv(b"abc", comm.rank), BufferError, None),
+        (lambda: comm.Recv(x, None), TypeError, None),
+        (lambda: comm.Irecv(x, None), TypeError, None),
+        (lambda: comm.recv(source=None), TypeError, None),
+        (lambda: comm.irecv(source=None), TypeError, None),
         (lambda: comm.scatter([1] * (comm.size + 1), comm.rank), ValueError, None),
         (lambda: MPI.COMM_NULL.Barrier(), MPI.Exception, MPI.ERR_COMM),
         # A float counts as a rank, a tag or a root, and nowhere else: mpi4py refuses these, too.
