@@ -68,7 +68,7 @@ class ObjectMessages:
         """Receive an object. buf: not used."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
-        if source is not None and source != PROC_NULL and not moving():
+        if source is not None and source != PROC_NULL and not moving():  # type: ignore[redundant-expr]
             state = self._alive()
             found = state.recv_object(None, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:

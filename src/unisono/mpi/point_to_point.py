@@ -120,7 +120,7 @@ class PointToPoint:
     ) -> None:
         """Receive items into a buffer."""
         state = self._alive()
-        if type(buf) is np.ndarray and source is not None and not moving():
+        if type(buf) is np.ndarray and source is not None and not moving():  # type: ignore[redundant-expr]
             found = state.recv(buf, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
                 _received(state, found, buf.nbytes, status)
