@@ -108,7 +108,7 @@ def _at_exit() -> None:
 
 
 def _delete_variables() -> None:
-    """Delete the program's objects that have a `__del__`: it may call MPI. Python would do so after the end."""
+    """Delete the program's objects with a `__del__`, which may call MPI. Python would do so after the end."""
     variables = vars(sys.modules["__main__"])
     found = [
         name for name, one in variables.items()

@@ -36,7 +36,7 @@ def _plain(x: Any) -> bool:
     return type(x) is np.ndarray and x.dtype.char in _PLAIN and x.flags.c_contiguous
 
 
-class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handle):
+class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.BufferExporter):
     """Memory of every rank of a communicator, which all of them use."""
 
     _state: Any
