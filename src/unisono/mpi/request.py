@@ -10,7 +10,7 @@ from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.partitioned import Partitioned
 from unisono.mpi.progress import Operation, Pause, move_all
-from unisono.mpi.status import Status, fill_status
+from unisono.mpi.status import Status, check_status, fill_status
 
 
 class Pending(State):
@@ -85,6 +85,7 @@ class Request(Handle):
         """Wait for its end. Returns True."""
         state = self._state
         if state is None or state.operation is None or status is not None:
+            check_status(status)
             self._block()
             self._conclude(status)
             return True
@@ -118,6 +119,7 @@ class Request(Handle):
 
     def wait(self, status: Status | None = None) -> Any:
         """Wait for its end; returns the object."""
+        check_status(status)
         self._block()
         return self._conclude(status)
 
@@ -282,7 +284,7 @@ class Prequest(Partitioned, Request):
     def Startall(cls, requests: Sequence[Prequest]) -> None:
         """Start several."""
         for one in requests:
-            one.Start()
+            Prequest.Start(one)
 
 
 def _active(request: Request) -> bool:
