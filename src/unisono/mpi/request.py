@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Exception, wrong_class
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.partitioned import Partitioned
 from unisono.mpi.progress import Operation, Pause, move_all
@@ -139,12 +139,14 @@ class Request(Handle):
         if statuses is not None:
             cls.waitall(requests, statuses)
             return True
+        _check(requests)
         _called(one.Wait for one in requests)
         return True
 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
         """Wait for all; returns their objects."""
+        _check(requests, statuses or ())
         _called(one._block for one in requests)
         return [one._conclude(status) for one, status in _paired(requests, statuses)]
 
@@ -285,6 +287,14 @@ class Prequest(Partitioned, Request):
         """Start several."""
         for one in requests:
             Prequest.Start(one)
+
+
+def _check(requests: Sequence[Request], statuses: Sequence[Status] = ()) -> None:
+    for one in requests:
+        if not isinstance(one, Request):
+            raise wrong_class("requests", "a sequence of Request", one)
+    for status in statuses:
+        check_status(status)
 
 
 def _active(request: Request) -> bool:
