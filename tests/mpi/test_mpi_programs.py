@@ -71,6 +71,13 @@ def test_windows_give_what_mpich_gives(ranks: int, spread: str) -> None:
     assert ended.stdout.count("ok") == ranks
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_wrong_classes_are_refused_and_the_communicator_goes_on(ranks: int) -> None:
+    ended = run(ranks, PROGRAMS / "wrong_classes.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("all is well") == ranks
+
+
 def test_a_program_without_a_launcher_is_one_rank() -> None:
     command = [sys.executable, str(PROGRAMS / "is_alone.py")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)

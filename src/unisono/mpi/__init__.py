@@ -11,6 +11,7 @@ from __future__ import annotations
 import typing as _typing
 
 from unisono.engine.environment import env as _env
+from unisono.mpi import argument_types as _argument_types
 from unisono.mpi import constants as _constants
 from unisono.mpi import handle as _handle
 from unisono.mpi.buffers import (
@@ -109,7 +110,10 @@ globals().update(_OPS)
 
 
 def _name_constants() -> None:
-    """Handles that are constants pickle by name; classes say that they are of this module."""
+    """Handles that are constants pickle by name; classes say that they are of this module.
+
+    Public callables check the classes of their arguments.
+    """
     classes: set[type] = set()
     for name, value in list(globals().items()):
         if isinstance(value, _handle.Handle) and (value or name.endswith("_NULL")):
@@ -119,6 +123,10 @@ def _name_constants() -> None:
             classes.update(value.__mro__)
     for one in classes:
         _handle.name_methods(one)
+        _argument_types.check_class(one, globals())
+    for name, value in list(globals().items()):
+        if isinstance(value, type(_name_constants)):
+            globals()[name] = _argument_types.checked(value, globals())
 
 
 if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error

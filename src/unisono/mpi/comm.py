@@ -155,7 +155,7 @@ class Comm(
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         """COMM_TYPE_SHARED: the ranks of each host. UNDEFINED: none for this rank."""
-        state = self._alive()
+        state, split_type, key = self._alive(), whole(split_type, "split_type"), whole(key, "key")
         if split_type == constants.UNDEFINED:
             return self._split(constants.UNDEFINED, key)
         if split_type == constants.COMM_TYPE_SHARED:

@@ -44,7 +44,7 @@ class CommState(State):
     """The state of a communicator.
 
     ranks: of the world, of this side.  remote: those of the other side of an intercommunicator, or None.
-    serial: which use of its context by these ranks this is.
+    serial: which use of its context by these ranks this is.  calls: blocking collectives that the engine has.
     """
 
     def __init__(
@@ -74,6 +74,12 @@ class CommState(State):
         """The messages of the next collective."""
         self._sequence += 1
         return self.lane_of(self._sequence)
+
+    def planned(self, body: Callable[[Lane], Any]) -> Any:
+        """What `body` makes of the lane of the next collective. If it raises there was no collective."""
+        made = body(self.lane_of(self._sequence + 1))
+        self._sequence += 1
+        return made
 
     def lane_of(self, number: int) -> Lane:
         """The messages of the collective with a number."""
@@ -112,13 +118,12 @@ class CommState(State):
         return self._group
 
     def engine_group(self) -> Any:
-        """The group of the engine for a blocking collective; None: not yet."""
-        if self._group is None and self.size > 1 and self.remote is None:
-            self.calls += 1
-            if self.calls > _CALLS_BEFORE_GROUP:
-                parent = self.world.group
-                name = f"{parent.name}/comm{self.context}.{self.serial}"
-                self._group = parent._connect(self.ranks, name, self.ranks)
+        """The group of the engine for a blocking collective; None: not yet, see `calls`."""
+        due = self.calls > _CALLS_BEFORE_GROUP and self.size > 1 and self.remote is None
+        if self._group is None and due:
+            parent = self.world.group
+            name = f"{parent.name}/comm{self.context}.{self.serial}"
+            self._group = parent._connect(self.ranks, name, self.ranks)
         return self._group
 
     def close(self) -> None:

@@ -11,13 +11,14 @@ from unisono.mpi import fast_objects as fast_calls
 from unisono.mpi import object_schedules as schedules
 from unisono.mpi.addresses import destination, origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
+from unisono.mpi.errors import whole
 from unisono.mpi.fast_objects import Follow
 from unisono.mpi.handle import method
 from unisono.mpi.pickling import pickle
 from unisono.mpi.point_to_point import MODES, STANDARD, Mode, started
-from unisono.mpi.progress import Ended, Operation, complete, moving
+from unisono.mpi.progress import Ended, Operation, begun, complete, moving
 from unisono.mpi.request import Request
-from unisono.mpi.status import Status
+from unisono.mpi.status import Status, check_status
 from unisono.mpi.transport import BytesReceive, Transfer, as_bytes
 
 
@@ -30,6 +31,7 @@ class ObjectMessages:
     def _send_object(self, obj: Any, dest: int, tag: int, mode: Mode = STANDARD) -> Operation:
         state = self._alive()
         if dest == PROC_NULL:
+            whole(tag, "tag")
             return Ended()
         data = pickle.dumps(obj)
         work = state.isend(data, dest, tag, None) if mode is STANDARD else None
@@ -40,6 +42,7 @@ class ObjectMessages:
     def _receive_object(self, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
+            whole(tag, "tag")
             return Ended(PROC_NULL)
         work = None
         if source is not None:
@@ -53,6 +56,7 @@ class ObjectMessages:
         """Send an object."""
         state = self._alive()
         if dest == PROC_NULL:
+            whole(tag, "tag")
             return
         data = pickle.dumps(obj)
         if moving() or state.send(data, dest, tag, None) is None:
@@ -68,6 +72,8 @@ class ObjectMessages:
         """Receive an object. buf: not used."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
+        if status is not None:
+            check_status(status)
         if source is not None and source != PROC_NULL and not moving():  # type: ignore[redundant-expr]
             state = self._alive()
             found = state.recv_object(None, None if source == ANY_SOURCE else source, tag, None)
@@ -124,7 +130,9 @@ def collective(doc: str, schedule: Any, fast: Any = None) -> Any:
                 return fast(state, group, *args, **options)
             except Follow as follow:
                 options["known"] = follow.known
-        return complete(schedule(state.lane(), *args, **options))
+        made = state.planned(lambda lane: begun(schedule(lane, *args, **options)))
+        state.calls += fast is not None
+        return complete(made)
 
     call.__name__ = "<lambda>"
     lane, *others = inspect.signature(schedule).parameters.values()

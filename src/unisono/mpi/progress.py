@@ -115,6 +115,22 @@ class ScheduleRun(Operation):
             _moving.remove(self)
 
 
+def begun(schedule: Schedule) -> Schedule:
+    """A schedule whose first step is taken: it has accepted its arguments."""
+    first: list[list[Operation]] = []
+    value = None
+    try:
+        first.append(next(schedule))
+    except StopIteration as end:
+        value = end.value
+
+    def rest() -> Schedule:
+        yield from first
+        return (yield from schedule) if first else value
+
+    return rest()
+
+
 def complete(schedule: Schedule) -> Any:
     """Run a schedule to its end; returns its result."""
     while True:

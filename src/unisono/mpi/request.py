@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Exception, wrong_class
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.partitioned import Partitioned
 from unisono.mpi.progress import Operation, Pause, move_all
-from unisono.mpi.status import Status, fill_status
+from unisono.mpi.status import Status, check_status, fill_status
 
 
 class Persistent(State):
@@ -85,6 +85,7 @@ class Request(Handle):
         """Wait for its end, and conclude it."""
         operation = self._state
         if status is not None or not isinstance(operation, Operation):
+            check_status(status)
             self._block()
             return self._conclude(status)
         try:  # the fast path
@@ -143,12 +144,14 @@ class Request(Handle):
         if statuses is not None:
             cls.waitall(requests, statuses)
             return True
+        _check(requests)
         _called(one.Wait for one in requests)
         return True
 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
         """Wait for all; returns their objects."""
+        _check(requests, statuses or ())
         _called(one._block for one in requests)
         return [one._conclude(status) for one, status in _paired(requests, statuses)]
 
@@ -288,7 +291,15 @@ class Prequest(Partitioned, Request):
     def Startall(cls, requests: Sequence[Prequest]) -> None:
         """Start several."""
         for one in requests:
-            one.Start()
+            Prequest.Start(one)
+
+
+def _check(requests: Sequence[Request], statuses: Sequence[Status] = ()) -> None:
+    for one in requests:
+        if not isinstance(one, Request):
+            raise wrong_class("requests", "a sequence of Request", one)
+    for status in statuses:
+        check_status(status)
 
 
 def _active(request: Request) -> bool:

@@ -77,13 +77,13 @@ class Topocomm(Intracomm):
 
     def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """Send an object to each neighbour; returns theirs."""
-        lane = self._alive().lane()
         sources, destinations, order = self._sides()
         objects = list(sendobj)
         if len(objects) != len(destinations):
             raise ValueError(f"expecting {len(destinations)} items, got {len(objects)}")
         gives = [(rank, obj) for rank, obj in zip(destinations, objects, strict=True) if rank != PROC_NULL]
         takes = [i for i in order if sources[i] != PROC_NULL]
+        lane = self._alive().lane()
         found = complete(object_schedules.exchange(lane, gives, [sources[i] for i in takes]))
         result: list[Any] = [None] * len(sources)
         for i, obj in zip(takes, found, strict=True):

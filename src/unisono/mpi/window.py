@@ -74,7 +74,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
 
     @classmethod
     def _made(cls, comm: Intracomm, flavor: int, memory: Any, unit: int, info: Info) -> Any:
-        state = WindowState(comm, flavor, memory, unit)
+        state = WindowState(comm, flavor, memory, whole(unit, "disp_unit"))
         if info:
             state.info = dict(info.items())
         return cls._of(state)
