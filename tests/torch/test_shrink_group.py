@@ -17,7 +17,8 @@ DIE = {
     "way",
     [
         "by_will", "twice", "destroyed_first", "killed", "killed_unnoticed", "pending", "subgroup",
-        "subgroup_killed", "disagree", "further", "store_ends", "ends_at_once", "hooked", "wrong", "reconfigured",
+        "subgroup_killed", "disagree", "further", "store_ends", "ends_at_once", "hooked", "wrong",
+        "reconfigured",
     ],
 )  # fmt: skip
 def test_a_group_loses_ranks(forks, tmp_path: Path, way: str):
