@@ -12,7 +12,7 @@ from torch.nn import functional
 import unisono.parallel as up
 from inside_parallel import Action, predict
 from inside_parallel import schedule as plan_of
-from parallel.groups import process_group
+from parallel.group_of_a_job import process_group
 
 SECONDS = 0.3  # of a forward, on one rank
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import strategies
-from parallel.groups import process_group
+from parallel.group_of_a_job import process_group
 from unisono.parallel.layouts.operators import RULES, rule_of
 
 CHAINS = 60

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
 from parallel import models
-from parallel.groups import process_group
+from parallel.group_of_a_job import process_group
 
 RUNS = {"gpt": (400, 8, 5e-3), "mlp": (800, 32, 3e-3)}  # steps, rows of all ranks, learning rate
 WAYS = {

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from parallel import models
-from parallel.groups import process_group
+from parallel.group_of_a_job import process_group
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "open")
 

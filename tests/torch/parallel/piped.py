@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
-from parallel.groups import process_group
+from parallel.group_of_a_job import process_group
 
 STEPS, ROWS = 4, 12
 

@@ -20,7 +20,7 @@ import unisono.torch  # noqa: F401
 from effort import SWEEP
 from inside_parallel import PlanMesh
 from parallel import models, sweep
-from parallel.groups import process_group
+from parallel.group_of_a_job import process_group
 from parallel.plain_training import local
 from unisono.parallel import sharded_parameters
 from unisono.parallel.step_trace import trace_step

@@ -10,7 +10,7 @@ from typing import Any
 
 import unisono.parallel as up
 from parallel import models
-from parallel.groups import process_group
+from parallel.group_of_a_job import process_group
 
 STEPS, ROWS = 6, 12
 COMPRESSIONS = {

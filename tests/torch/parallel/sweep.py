@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import unisono.parallel as up
 from parallel import models, reference_training
-from parallel.groups import process_group
+from parallel.group_of_a_job import process_group
 from unisono.torch_internals import find, fsdp
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
