@@ -12,7 +12,6 @@ from unisono.engine.base.limits import limit_text
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 PROGRAM = PROGRAMS / "meets_limits.py"
-FILES = r"too many open files \(the limit RLIMIT_NOFILE is \d+"
 RAISE = "Raise it before the start: `ulimit -n "
 
 

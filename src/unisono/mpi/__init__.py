@@ -77,7 +77,6 @@ from unisono.mpi.errors import (
     Remove_error_string,
 )
 from unisono.mpi.file import FILE_NULL, File, Register_datarep
-from unisono.mpi.general_request import Grequest
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
@@ -98,7 +97,7 @@ from unisono.mpi.reflection import (
     _typecode,
     _typedict,
 )
-from unisono.mpi.request import REQUEST_NULL, Prequest, Request
+from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
 from unisono.mpi.runtime_config import rc
 from unisono.mpi.session import SESSION_NULL, Session
 from unisono.mpi.status import Status

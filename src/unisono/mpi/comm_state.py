@@ -23,7 +23,7 @@ def handle_of(state: CommState) -> Any:
 
 
 _COLLECTIVE_TAGS, _FEW_TAGS = MOST_TAG >> 2, MOST_TAG >> 1
-"""Below: of collectives; between: of agreements, see recovery.py; above: of some ranks."""
+"""Below: of collectives; between: of agreements, see `Recovery`; above: of some ranks."""
 _CALLS_BEFORE_GROUP = 4
 """Making a group of the engine takes milliseconds: the first collectives of a communicator do without."""
 
