@@ -256,7 +256,7 @@ class GroupBase {
                                         message.timeout_s);
     NativeMessageWork& work = *nb::inst_ptr<NativeMessageWork>(made);
     work.outlive_call();
-    if (!work.post()) return nb::none();
+    if (!work.post(true)) return nb::none();
     if (!work.ended()) work.detach();
     return made;
   }
