@@ -356,7 +356,12 @@ def _exchanged(lane: Lane, outgoing: list[Block] | None, incoming: list[Block]) 
 def _filled_from(blocks: list[Block] | None, rooms: Any) -> Callable[[], Any] | None:
     """After the engine: what is in memory of its own goes where it belongs. None: there is no such."""
     apart = [(block, room) for block, room in zip(blocks or (), rooms or (), strict=True) if not block.dense]
-    return (lambda: [block.fill(room) for block, room in apart]) if apart else None
+
+    def fill() -> None:
+        for block, room in apart:
+            block.fill(room)
+
+    return fill if apart else None
 
 
 def _side_by_side(blocks: list[Block]) -> Block:
