@@ -24,7 +24,7 @@ class Packing:
 
     def Pack_size(self, count: int, comm: Any) -> int:  # noqa: ARG002
         """The bytes that `count` items need."""
-        return whole(count, "count") * self._alive().size
+        return whole(count, "count") * int(self._alive().size)
 
     def Pack_external(self, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
         """See `Pack`. datarep: "external32": numbers have their highest byte first."""
@@ -39,7 +39,7 @@ class Packing:
     def Pack_external_size(self, datarep: str, count: int) -> int:
         """See `Pack_size`."""
         _check(datarep)
-        return self.Pack_size(count, None)
+        return whole(count, "count") * int(self._alive().size)
 
     def _pack(self, inbuf: Any, outbuf: Any, position: int, *, swap: bool) -> int:
         state, raw, room = self._alive(), bytes_of(inbuf)[0], bytes_of(outbuf, writable=True)[0]
