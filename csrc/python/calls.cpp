@@ -260,7 +260,7 @@ class GroupBase {
     if (contents != MessageContents::kArray && arguments[0] != Py_None)
       work.set_decode(nb::borrow(arguments[0]));
     work.outlive_call();
-    if (!work.post()) return nb::none();
+    if (!work.post(true)) return nb::none();
     if (!work.ended()) work.detach();
     return made;
   }

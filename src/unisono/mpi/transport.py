@@ -121,7 +121,7 @@ class Messages:
             data.nbytes, world.group.timeout_s, keep=data, **more,
         )  # fmt: skip
         try:
-            work.start()
+            work.start(outlives=True)
         except ValueError as error:
             raise Exception(constants.ERR_BUFFER, str(error)) from None
         if not work.ended():

@@ -78,6 +78,24 @@ def check_movements(comm: MPI.Intracomm) -> None:
         part = np.empty(counts[comm.rank], "i")
         comm.Scatterv([everything, counts], part, root)
         np.testing.assert_array_equal(part, mine)
+    apart = MPI.INT.Create_resized(0, 8).Commit()  # every other place; rank 0 gives nothing
+    fewer, places = [rank * 2 for rank in range(comm.size)], [rank * rank for rank in range(comm.size)]
+    spread, own = np.full(2 * comm.size**2, -1, "i"), np.full(fewer[comm.rank], comm.rank, "i")
+    expected = spread.copy()
+    for rank, (place, n) in enumerate(zip(places, fewer, strict=True)):
+        expected[2 * place : 2 * (place + n) : 2] = rank
+    comm.Allgatherv(own, [spread, fewer, places, apart])
+    np.testing.assert_array_equal(spread, expected)
+    part = np.empty(fewer[comm.rank], "i")
+    comm.Scatterv([spread, fewer, places, apart] if comm.rank == 0 else None, part)
+    np.testing.assert_array_equal(part, own)
+    comm.Gatherv(part, [spread := np.full_like(expected, -1), fewer, places, apart])
+    np.testing.assert_array_equal(spread, expected if comm.rank == 0 else -1)
+    sent = np.repeat(np.arange(comm.size) + 100 * comm.rank, counts)  # rank + 1 numbers to each rank
+    got = np.empty(comm.size * counts[comm.rank], int)
+    comm.Alltoallv([sent, counts], [got, counts[comm.rank]])
+    np.testing.assert_array_equal(got, np.repeat(100 * np.arange(comm.size) + comm.rank, comm.rank + 1))
+    apart.Free()
     table = np.arange(comm.size**2).reshape(comm.size, comm.size)
     row = table[comm.rank].copy()
     comm.Alltoall(MPI.IN_PLACE, row)
