@@ -58,6 +58,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
     ) -> Any:
         """A window of new memory, of zeros."""
         memory = empty(_size(size), np.uint8)  # other ranks can map it
+        memory.fill(0)  # it may lie where an array was whose pages the system kept
         return cls._made(comm, constants.WIN_FLAVOR_ALLOCATE, memory, disp_unit, info)
 
     @classmethod
