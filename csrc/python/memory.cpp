@@ -79,9 +79,8 @@ int export_buffer(PyObject* self, Py_buffer* view, int flags) {
 }
 
 char kBufferDoc[] = "A base class: instances are memory, that of their `__buffer__`, on every Python.";
-PyType_Slot kBufferSlots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(export_buffer)},
-                              {Py_tp_doc, kBufferDoc},
-                              {0, nullptr}};
+PyType_Slot kBufferSlots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(export_buffer)}, {Py_tp_doc, kBufferDoc}, {0, nullptr}};
 PyType_Spec kBufferSpec = {"unisono._native.BufferExporter", sizeof(PyObject), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, kBufferSlots};
 
