@@ -296,6 +296,21 @@ def check_synchronous_send() -> None:
     world.Barrier()
 
 
+def check_a_message_of_parts() -> None:
+    """It is sent when all its parts are ready."""
+    sent, got = np.arange(6.0) + world.rank, np.zeros(6)
+    ahead, behind = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    send, receive = world.Psend_init(sent, 3, ahead, 5), world.Precv_init(got, 3, behind, 5)
+    MPI.Prequest.Startall([send, receive])
+    send.Pready_list([2, 0])
+    send.Pready(1)
+    MPI.Request.Waitall([send, receive])
+    assert receive.Parrived(0)
+    assert got.tolist() == (np.arange(6.0) + behind).tolist()
+    send.Free()
+    receive.Free()
+
+
 def check_one_buffer_of_many_receives() -> None:
     """As benchmarks of bandwidth do: what the buffer then has is one of the messages."""
     ahead, behind = (world.rank + 1) % world.size, (world.rank - 1) % world.size
@@ -320,4 +335,5 @@ if world.size <= 2:
     check_sizes_that_differ()
 check_synchronous_send()
 check_one_buffer_of_many_receives()
+check_a_message_of_parts()
 print("all is well")
