@@ -15,7 +15,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
-from parallel.group_of_a_job import process_group
 
 STEPS, ROWS = 4, 12
 
@@ -92,6 +91,8 @@ def compare(rank: int, size: int, folder: Path, devices: list[str]) -> None:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
+    from parallel.group_of_a_job import process_group  # not where this is a script
+
     with process_group(rank, size, folder):
         compare(rank, size, folder, ["cpu", "cpu"])
 
