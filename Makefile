@@ -154,7 +154,7 @@ check: $(VENV)/.installed  ## format, lint, types, layers, budgets
 	$(BIN)/python tools/budgets.py
 	$(BIN)/lizard --warnings_only --length 60 --CCN 1000 --arguments 1000 $(FORMATTED) csrc
 
-test-mpi4py: $(VENV)/.installed  ## mpi4py's own test suite on 2 and 4 ranks, fetched (half an hour; ARGS="--ranks 2 test_comm")
+test-mpi4py: $(VENV)/.installed  ## mpi4py's own test suite on 2 and 4 ranks, fetched (half an hour; ARGS="test_comm --ranks 2")
 	@$(BIN)/python tools/test_mpi4py.py $(ARGS)
 
 gate: $(VENV)/.installed  ## count the instructions of four calls; 5 % more than tools/gate.json is a failure (ARGS=--update)

@@ -127,7 +127,10 @@ def run_file(
         except subprocess.TimeoutExpired:
             job.kill()
             job.wait()
-    return outcomes(results, ranks)
+    found = outcomes(results, ranks)
+    if not found and job.returncode:  # such as an error at its import
+        found = {module: ("failed", (work / f"{results.name}.log").read_text(errors="replace"))}
+    return found
 
 
 def main() -> int:

@@ -18,10 +18,16 @@ constexpr int kIdleLooks = 20;
 
 }  // namespace
 
+void Channels::begin_thread(ReleasableLock& caller_lock) {
+  const std::unique_lock lock = locked(caller_lock);
+  if (stopping_ || thread_.joinable()) return;
+  thread_ = std::thread([this] { serve(); });
+  has_thread_.store(true, std::memory_order_release);
+}
+
 void Channels::detach(ReleasableLock& caller_lock) {
   const std::unique_lock lock = locked(caller_lock);
   if (idle() || stopping_) return;
-  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   if (asleep_) request_posted_.notify_one();
 }
 

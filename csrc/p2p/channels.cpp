@@ -176,6 +176,7 @@ std::vector<MessageEnvelope> Channels::unexpected() {
 
 bool Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_lock) {
   request->raw = raw;
+  if (request->outlives && !has_thread_.load(std::memory_order_acquire)) begin_thread(caller_lock);
   if (!receive_buffers_.claim(request)) return false;
   if (request->nbytes >= kLarge)
     caller_lock.release();  // a message to this rank itself, or a kept one, is copied

@@ -106,6 +106,8 @@ class Channels {
   ReceiveBuffers& receive_buffers() { return receive_buffers_; }
   // Leaves the open requests to the background thread, for callers that do not wait at once.
   void detach(ReleasableLock& caller_lock);
+  // Starts that thread. Throws a std::system_error where the system starts no more; nothing has changed then.
+  void begin_thread(ReleasableLock& caller_lock);
   // Waits for a request. When `deadline` passes first: kTimeout, and the group is aborted if `fatal`.
   // `caller_lock` is released before a long wait.
   FaultKind wait(Request& request, Nanoseconds deadline, bool fatal, const std::function<bool()>* interrupt,
@@ -292,6 +294,7 @@ class Channels {
   bool forked_ = false;  // by a fork
   std::condition_variable request_posted_;
   std::thread thread_;
+  std::atomic<bool> has_thread_{false};
 };
 
 // The sends that are not done, those that the peers have not asked for among them.

@@ -62,6 +62,7 @@ struct Request : Transfer {
   size_t header_moved = 0;
   bool zero_copy = false;    // the bytes are copied from memory to memory, not through the stream
   bool synchronous = false;  // send: done only when a receive has matched it
+  bool outlives = false;     // its call returns before it is done
   bool cancelled = false;    // set before `done`
   MessageFrame frame = MessageFrame::kMessage;  // send: what it writes next
   uint64_t number = 0;                          // of its offer

@@ -59,6 +59,8 @@ void bind_queues(nanobind::module_& m);
 
 // Raises an OSError with the errno of `error`.
 void set_os_error(const std::system_error& error);
+// The same in a call of a group; for a limit, Unisono's error that says what to do.
+void set_limit_error(const std::system_error& error);
 
 // A C-contiguous buffer of a known dtype.
 struct BufferView {

@@ -242,12 +242,14 @@ class GroupBase {
     return message.sent(engine) ? message.outcome() : pass(engine, message, arguments[0]);
   }
   // Begins to send or to receive; the work. None as above, also where the memory is in use.
-  nb::object begin(PyObject* const* arguments, bool sending, bool exact) {
+  // A receive of bytes has in place of a buffer what makes its result of them, or None.
+  nb::object begin(PyObject* const* arguments, bool sending, bool exact,
+                   MessageContents contents = MessageContents::kArray) {
     static InternedName isend{"isend"}, irecv{"irecv"};
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
     Engine& engine = *nb::inst_ptr<Engine>(alive);
-    MessageCall message{sending, MessageContents::kArray, exact, default_timeout_s(), context_};
+    MessageCall message{sending, contents, exact, default_timeout_s(), context_};
     if (!message.read(arguments, engine)) return nb::none();
     MessageName name{nb::borrow((sending ? isend : irecv).get()), message.tag()};
     if (message.sent(engine)) return make_message_work(planner, alive, std::move(name));
@@ -255,8 +257,10 @@ class GroupBase {
                                         BufferReferences{nb::borrow(arguments[0]), {}, message.kept(), {}},
                                         message.timeout_s);
     NativeMessageWork& work = *nb::inst_ptr<NativeMessageWork>(made);
+    if (contents != MessageContents::kArray && arguments[0] != Py_None)
+      work.set_decode(nb::borrow(arguments[0]));
     work.outlive_call();
-    if (!work.post()) return nb::none();
+    if (!work.post(true)) return nb::none();
     if (!work.ended()) work.detach();
     return made;
   }
@@ -632,6 +636,9 @@ nb::object begin_send(GroupBase& calls, PyObject* const* arguments) {
 nb::object begin_receive(GroupBase& calls, PyObject* const* arguments) {
   return calls.begin(arguments, false, false);
 }
+nb::object begin_bytes_receive(GroupBase& calls, PyObject* const* arguments) {
+  return calls.begin(arguments, false, false, MessageContents::kBytes);
+}
 nb::object begin_whole_receive(GroupBase& calls, PyObject* const* arguments) {
   return calls.begin(arguments, false, true);
 }
@@ -678,6 +685,8 @@ PyMethodDef kMethods[] = {
                              "As `_recv`, with None for x: the bytes of any message, and its `Status`."),
     method<4, begin_send>("_isend", "As `_send`, but begins to; the work."),
     method<4, begin_receive>("_irecv", "As `_recv`, but begins to; the work."),
+    method<4, begin_bytes_receive>(
+        "_irecv_bytes", "As `_irecv`, of any message; x: makes the work's result of its bytes, or None."),
     method<4, begin_whole_receive>("_irecv_all", "As `_irecv`; a message has to fill x."),
     method<4, peek>(
         "_peek",

@@ -191,7 +191,7 @@ PyObject* guarded(Body body) {
     PyErr_SetString(error.type() == nanobind::exception_type::type_error ? PyExc_TypeError : PyExc_ValueError,
                     error.what());
   } catch (const std::system_error& error) {
-    set_os_error(error);
+    set_limit_error(error);
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::invalid_argument& error) {

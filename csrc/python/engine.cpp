@@ -113,8 +113,12 @@ Probed probe(Engine& engine, int peer, int tag, double timeout_s) {
 void leave(Engine& engine) {
   const GilRelease no_gil;
   engine.leave();
-  // A thread that is still in a call needs the GIL to return, and cannot get it once the interpreter ends:
-  // wait briefly. A call of this thread ends only after its signal handler.
+}
+
+// A thread that is still in a call needs the GIL to return, and cannot get it once the interpreter ends:
+// wait briefly. A call of this thread ends only after its signal handler.
+void wait_for_calls(Engine& engine) {
+  const GilRelease no_gil;
   if (engine.in_signal_handler()) return;
   const int own = getpid() == gettid() ? engine.calls_interrupted.load(std::memory_order_relaxed) : 0;
   const Nanoseconds end = to_deadline(kReturn);
@@ -257,6 +261,7 @@ void bind_engine(nb::module_& m) {
       .def("close_copies", &Engine::close_copies,
            "In a forked child: closes its copies of the connections to other hosts.")
       .def("leave", &leave)
+      .def("wait_for_calls", &wait_for_calls, "After `leave`: waits until the calls of threads have ended.")
       .def(
           "abandon", [](nb::handle_t<Engine> self) { self.inc_ref(); },
           "In a forked child: keeps this copy for ever, because its locks belong to the parent.");

@@ -70,6 +70,20 @@ nb::object array_of(const nb::object& bytes) {
   return made;
 }
 
+// Python before 3.12 does not ask a class for `__buffer__`.
+int export_buffer(PyObject* self, Py_buffer* view, int flags) {
+  view->obj = nullptr;
+  const nb::object memory =
+      nb::steal(PyObject_CallMethod(self, "__buffer__", "i", flags));  // a memoryview, which `view` keeps
+  return memory.is_valid() ? PyObject_GetBuffer(memory.ptr(), view, flags) : -1;
+}
+
+char kBufferDoc[] = "A base class: instances are memory, that of their `__buffer__`, on every Python.";
+PyType_Slot kBufferSlots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(export_buffer)}, {Py_tp_doc, kBufferDoc}, {0, nullptr}};
+PyType_Spec kBufferSpec = {"unisono._native.BufferExporter", sizeof(PyObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, kBufferSlots};
+
 }  // namespace
 
 nb::object memory_of(std::unique_ptr<unsigned char[]> received, size_t nbytes) {
@@ -93,4 +107,8 @@ nb::object bytes_of(const nb::object& memory, size_t nbytes, bool as_array) {
 void bind_memory(nb::module_& m) {
   m.def("shared_bytes", &shared_bytes, nb::arg("nbytes"),
         "Memory that other ranks of this host can map; OSError where the system has no such memory.");
+  const nb::object exporter = nb::steal(PyType_FromSpec(&kBufferSpec));
+  if (!exporter.is_valid()) throw nb::python_error();
+  exporter.attr("__module__") = m.attr("__name__");
+  m.attr("BufferExporter") = exporter;
 }

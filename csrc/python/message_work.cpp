@@ -85,15 +85,21 @@ void NativeMessageWork::outlive_call() {
   keep_.hold_storages();
 }
 
-bool NativeMessageWork::post() {
+bool NativeMessageWork::post(bool outlives) {
   engine().check_process();
+  request_->outlives = outlives;
   GilLock gil;
   begun_ = engine().channels().post(request_, gil);
   return begun_;
 }
 
-void NativeMessageWork::start() {
-  if (!post()) refuse_memory(name_.text());
+void NativeMessageWork::start(bool outlives) {
+  try {
+    if (!post(outlives)) refuse_memory(name_.text());
+  } catch (const std::system_error& error) {
+    set_limit_error(error);
+    throw nb::python_error();
+  }
 }
 
 void NativeMessageWork::refuse_shared_memory() const {
@@ -281,7 +287,7 @@ void bind_message_works(nb::module_& m) {
           "unpack: is called with the number of received bytes, see `strided`.")
       .def("outlive_call", &NativeMessageWork::outlive_call,
            "Notes the caller's line, and keeps the memory of tensors where it is. Call before `start`.")
-      .def("start", &NativeMessageWork::start, "See `MessageWork.start`.")
+      .def("start", &NativeMessageWork::start, nb::arg("outlives") = false, "See `MessageWork.start`.")
       .def("refuse_shared_memory", &NativeMessageWork::refuse_shared_memory,
            "See `MessageWork.refuse_shared_memory`.")
       .def("detach", &NativeMessageWork::detach, "See `MessageWork.detach`.")

@@ -48,8 +48,8 @@ class NativeMessageWork {
   // Notes the caller's line, and keeps the memory of tensors where it is: it outlives the call that posts it.
   void outlive_call();
   // Posts it. False: its memory is in use, and nothing has happened.
-  bool post();
-  void start();
+  bool post(bool outlives);
+  void start(bool outlives);
   void refuse_shared_memory() const;
   void detach();
   bool ended() const;

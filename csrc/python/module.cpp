@@ -83,6 +83,16 @@ void set_os_error(const std::system_error& error) {
   PyErr_SetObject(PyExc_OSError, arguments.ptr());
 }
 
+void set_limit_error(const std::system_error& error) {
+  try {
+    const nb::object given = nb::borrow(PyExc_OSError)(error.code().value(), error.what());
+    const nb::object made = nb::module_::import_("unisono.engine.base.limits").attr("limit_error")(given);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
+  } catch (nb::python_error& other) {
+    other.restore();
+  }
+}
+
 namespace {
 
 void bind_tables(nb::module_& m) {

@@ -41,6 +41,6 @@ _native\.GroupBase\._see_received$:
     def _see_received(self) -> None:
         \doc
 
-_native\.GroupBase\._(recv|recv_now|recv_object|recv_bytes|isend|irecv|irecv_all|peek)$:
+_native\.GroupBase\._(recv|recv_now|recv_object|recv_bytes|isend|irecv|irecv_all|irecv_bytes|peek)$:
     def _\1(self, x: Any, peer: Any, tag: Any, timeout: Any, /) -> Any:
         \doc

@@ -28,11 +28,11 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: str, after: bool) -> I
     """Ctrl-C comes where this thread's message takes `step`, before it or right after it."""
     plain, thread = getattr(_native.NativeMessageWork, step), threading.get_ident()
 
-    def interrupted(work: Any, *args: Any) -> Any:
+    def interrupted(work: Any, *args: Any, **options: Any) -> Any:
         if threading.get_ident() != thread:
-            return plain(work, *args)
+            return plain(work, *args, **options)
         if after:
-            plain(work, *args)
+            plain(work, *args, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

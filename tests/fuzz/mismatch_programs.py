@@ -29,8 +29,7 @@ from mismatch_calls import (
     Call,
 )
 
-from unisono.errors import PlanError
-from unisono.plans import ALGORITHMS, make
+from random_programs import fitting
 
 EQUAL, TOLD, ENDED = "EQUAL", "TOLD", "ENDED"
 # Where something changes: nothing, inline or staged, one algorithm or another, one segment or several.
@@ -147,7 +146,7 @@ def _call(rng: random.Random, size: int, number: int, kind: str = "") -> Call:
         tuple(_numel(rng) if kind != MESSAGE else rng.choice(NUMELS[:-1]) for _ in range(many)),
         rng.choice(OPS),
         root,
-        rng.choice((None, *_fitting(kind, size))),
+        rng.choice((None, *fitting(kind, size))),
         members if kind == "subgroup" else (),
         peer,
         100 + number,
@@ -155,17 +154,6 @@ def _call(rng: random.Random, size: int, number: int, kind: str = "") -> Call:
         rng.random() < 0.3,
         rng.random() < 0.3,
     )
-
-
-def _fitting(kind: str, size: int) -> list[str]:
-    found = []
-    for name in ALGORITHMS.get(kind, ()):
-        try:
-            make(kind, name, size)
-        except PlanError:
-            continue
-        found.append(name)
-    return found
 
 
 # --- what a rank may do differently ----------------------------------------------------------------------
@@ -245,7 +233,7 @@ def _op(rng: random.Random, size: int, odd: int, call: Call) -> Changed:
 
 
 def _algorithm(rng: random.Random, size: int, odd: int, call: Call) -> Changed:
-    known = _fitting(call.kind, size)
+    known = fitting(call.kind, size)
     if len(known) < 2:
         return None
     one, other = rng.sample(known, 2)

@@ -71,10 +71,22 @@ def test_windows_give_what_mpich_gives(ranks: int, spread: str) -> None:
     assert ended.stdout.count("ok") == ranks
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_wrong_classes_are_refused_and_the_communicator_goes_on(ranks: int) -> None:
+    ended = run(ranks, PROGRAMS / "wrong_classes.py")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("all is well") == ranks
+
+
 def test_a_program_without_a_launcher_is_one_rank() -> None:
     command = [sys.executable, str(PROGRAMS / "is_alone.py")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_an_object_may_call_when_python_deletes_it_at_the_end() -> None:
+    done = run(3, PROGRAMS / "deletes_at_end.py")
+    assert (done.returncode, "total 3" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 def test_memory_of_the_host_is_known_in_a_sandbox() -> None:

@@ -12,7 +12,6 @@ from unisono.engine.base.limits import limit_text
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 PROGRAM = PROGRAMS / "meets_limits.py"
-FILES = r"too many open files \(the limit RLIMIT_NOFILE is \d+"
 RAISE = "Raise it before the start: `ulimit -n "
 
 
@@ -52,6 +51,14 @@ def test_no_memory_for_a_group() -> None:
     first = [text for text in texts if "the limit RLIMIT_AS is" in text]
     assert first and all("`ulimit -v " in text for text in first), texts
     assert all("ended while the group was being made" in text for text in texts if text not in first), texts
+
+
+def test_no_thread_for_a_message() -> None:
+    texts = ranks.processes(2, PROGRAM, "thread_of_a_message", "")
+    for line in texts[0].splitlines()[:2]:
+        assert line.startswith("UnisonoError the call cannot begin: no more threads can be started"), texts
+        assert "the limit RLIMIT_AS is" in line and "Raise them (`ulimit -u`, `ulimit -v`)" in line, texts
+    assert len(texts[0].splitlines()) == 2 and texts[1] == "1.0\n", texts
 
 
 def test_a_file_that_may_not_grow(tmp_path: Path) -> None:

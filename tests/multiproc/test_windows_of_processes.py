@@ -34,6 +34,10 @@ def test_a_target_that_runs_no_python_is_used_all_the_same(per_host: str) -> Non
     assert found == {"served": 2, "[100, 100]": 1}
 
 
+def test_the_end_of_a_group_ends_the_wait_of_its_thread() -> None:
+    assert sorted(outputs("closed", 2)) == ["GroupClosed at once", "PeerLost of rank 0"]
+
+
 def test_ranks_that_end_after_their_last_window_disturb_no_other() -> None:
     for _ in range(2):
         assert outputs("ended", 6) == ["ended"] * 6

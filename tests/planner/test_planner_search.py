@@ -31,7 +31,6 @@ from inside_planner import (
 from loops import each
 from unisono.planner import ExpertShape, Hardware, NoPlanFitsError, TrainingPlan, find_hardware, shape_of
 
-GIB = 1 << 30
 LLAMA_405B = shape_of(
     "llama", layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, vocab=128256, sequence=8192
 )

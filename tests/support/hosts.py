@@ -19,11 +19,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from effort import HANG_S
+from launching import wait_until as wait_until  # tests wait for hosts by it, too
 
 HERE = Path(__file__).resolve().parent
 INTERFACE = "eth0"
@@ -245,11 +246,3 @@ def hosts(count: int, *, rate: str = "") -> Iterator[Network]:
         yield network
     finally:
         network.remove()
-
-
-def wait_until(condition: Callable[[], object], seconds: float = HANG_S) -> None:
-    """Wait until `condition()` holds; fail when it does not within `seconds`."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)

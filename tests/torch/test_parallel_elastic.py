@@ -137,9 +137,15 @@ def test_plans_that_cannot_be_elastic_are_refused(other: dict[str, Any]) -> None
         up.Plan(zero=1, copy_every=2)
 
 
-@pytest.mark.parametrize("name", ["check_a_process_group_of_the_program", "check_calls"])
-def test_calls_that_are_refused(forks: suite.Forks, tmp_path: Path, name: str) -> None:
-    printed = forks.run(tmp_path, {"refusals": ("parallel.elastic_refusals", 1, [name])})["refusals"]
+@pytest.mark.parametrize(
+    "name",
+    [
+        "check_a_process_group_of_the_program", "check_calls", "check_a_loop_that_ends_early",
+        "check_a_batch_of_another_size_in_a_checkpoint",
+    ],
+)  # fmt: skip
+def test_calls(forks: suite.Forks, tmp_path: Path, name: str) -> None:
+    printed = forks.run(tmp_path, {"calls": ("parallel.elastic_calls", 1, [name])})["calls"]
     assert printed == ["rank 0:\n"], "".join(printed)
 
 
@@ -178,14 +184,6 @@ def test_on_change_cannot_make_calls(forks: suite.Forks, tmp_path: Path) -> None
 def test_a_newcomer_comes_where_loops_end_early(launcher: Launcher) -> None:
     told, output = steps(launcher, "many", 2, flags=("--respawn", "2"))
     assert len(told) > 8, output
-
-
-@pytest.mark.parametrize(
-    "name", ["check_a_batch_of_another_size_in_a_checkpoint", "check_a_loop_that_ends_early"]
-)
-def test_the_place_in_the_data(forks: suite.Forks, tmp_path: Path, name: str) -> None:
-    printed = forks.run(tmp_path, {"places": ("parallel.elastic_places", 1, [name])})["places"]
-    assert printed == ["rank 0:\n"], "".join(printed)
 
 
 @pytest.mark.sweep

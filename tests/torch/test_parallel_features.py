@@ -81,8 +81,7 @@ ELSEWHERE = {
     "compressed_runs": "test_parallel_compression.py",
     "compressed_units": "test_parallel_compression.py",
     "compression": "test_parallel_compression.py",
-    "elastic_places": "test_parallel_elastic.py",
-    "elastic_refusals": "test_parallel_elastic.py",
+    "elastic_calls": "test_parallel_elastic.py",
     "expert_axis": "test_parallel_experts.py",
     "forecasts": "test_parallel_features.py",
     "metas": "test_parallel_meta.py",
@@ -236,8 +235,3 @@ def test_illegal_plans_say_why(plan: dict, says: str) -> None:
 def test_a_plan_says_what_differs() -> None:
     assert str(Plan(data=2, zero=1)) == "Plan(data=2, zero=1)"
     assert Plan(data=2, tensor=3, pipeline=4).ranks == 24
-
-
-def test_a_run_that_nothing_refers_to_is_freed(forks: suite.Forks, tmp_path: Path) -> None:
-    for printed in forks.run(tmp_path, {"freed": ("parallel.freed", 2, [])})["freed"]:
-        assert "fine" in printed, printed

@@ -11,6 +11,7 @@ from __future__ import annotations
 import typing as _typing
 
 from unisono.engine.environment import env as _env
+from unisono.mpi import argument_types as _argument_types
 from unisono.mpi import constants as _constants
 from unisono.mpi import handle as _handle
 from unisono.mpi.buffers import (
@@ -76,7 +77,6 @@ from unisono.mpi.errors import (
     Remove_error_string,
 )
 from unisono.mpi.file import FILE_NULL, File, Register_datarep
-from unisono.mpi.general_request import Grequest
 from unisono.mpi.group import GROUP_EMPTY, GROUP_NULL, Group
 from unisono.mpi.info import INFO_ENV, INFO_NULL, Info
 from unisono.mpi.intercomm import Intercomm
@@ -97,7 +97,7 @@ from unisono.mpi.reflection import (
     _typecode,
     _typedict,
 )
-from unisono.mpi.request import REQUEST_NULL, Prequest, Request
+from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
 from unisono.mpi.runtime_config import rc
 from unisono.mpi.session import SESSION_NULL, Session
 from unisono.mpi.status import Status
@@ -109,7 +109,10 @@ globals().update(_OPS)
 
 
 def _name_constants() -> None:
-    """Handles that are constants pickle by name; classes say that they are of this module."""
+    """Handles that are constants pickle by name; classes say that they are of this module.
+
+    Public callables check the classes of their arguments.
+    """
     classes: set[type] = set()
     for name, value in list(globals().items()):
         if isinstance(value, _handle.Handle) and (value or name.endswith("_NULL")):
@@ -119,6 +122,10 @@ def _name_constants() -> None:
             classes.update(value.__mro__)
     for one in classes:
         _handle.name_methods(one)
+        _argument_types.check_class(one, globals())
+    for name, value in list(globals().items()):
+        if isinstance(value, type(_name_constants)):
+            globals()[name] = _argument_types.checked(value, globals())
 
 
 if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error

@@ -8,7 +8,7 @@ import numpy as np
 
 from unisono.mpi import constants
 from unisono.mpi.buffers import BUFFER_AUTOMATIC, BottomType, at_address, bytes_of
-from unisono.mpi.errors import Exception, exact, whole
+from unisono.mpi.errors import Exception, exact, whole, wrong_class
 from unisono.mpi.progress import Ended
 from unisono.mpi.request import Request
 
@@ -143,6 +143,8 @@ def Alloc_mem(size: int, info: Any = None) -> buffer:  # noqa: ARG001
 
 def Free_mem(mem: buffer) -> None:
     """Let go of memory of `Alloc_mem`."""
+    if not isinstance(mem, buffer):
+        raise wrong_class("mem", "buffer", mem)
     mem.release()
 
 

@@ -76,7 +76,13 @@ class Collectives:
         root = check_root(root, lane.size)
         blocks = parts(recvbuf, lane.size, writable=True) if lane.rank == root else None
         mine = None if lane.rank == root and in_place(sendbuf) else simple(sendbuf, writable=False)
-        return Plan(schedules.gather(lane, mine, blocks, root))
+        rooms = None if blocks is None else [block.room() for block in blocks]
+        packed = (blocks[root] if mine is None else mine).pack()  # type: ignore[index]
+        return Plan(
+            schedules.gather(lane, mine, blocks, root),
+            lambda group, later: group.gather(packed, rooms, root, async_op=later),
+            _filled_from(blocks, rooms),
+        )
 
     def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
         """Give every rank a block of the root, of one size."""
@@ -103,7 +109,13 @@ class Collectives:
         root = check_root(root, lane.size)
         blocks = parts(sendbuf, lane.size, writable=False) if lane.rank == root else None
         mine = None if in_place(recvbuf) and lane.rank == root else simple(recvbuf, writable=True)
-        return Plan(schedules.scatter(lane, blocks, mine, root))
+        packed = None if blocks is None else [block.pack() for block in blocks]
+        room = np.empty(blocks[root].nbytes, np.uint8) if mine is None else mine.room()  # type: ignore[index]
+        return Plan(
+            schedules.scatter(lane, blocks, mine, root),
+            lambda group, later: group.scatter(room, packed, root, async_op=later),
+            None if mine is None else _filled_from([mine], [room]),
+        )
 
     # ---- all to all
 
@@ -131,7 +143,12 @@ class Collectives:
         """Gather blocks of any sizes on every rank."""
         blocks = vector(recvbuf, lane.size, writable=True)
         mine = None if in_place(sendbuf) else simple(sendbuf, writable=False)
-        return Plan(schedules.all_gather(lane, mine, blocks))
+        rooms, packed = [block.room() for block in blocks], (mine or blocks[lane.rank]).pack()
+        return Plan(
+            schedules.all_gather(lane, mine, blocks),
+            lambda group, later: group.all_gather_v(rooms, packed, async_op=later),
+            _filled_from(blocks, rooms),
+        )
 
     def _alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
         """Send block i to rank i; all blocks are of one size."""
@@ -153,13 +170,13 @@ class Collectives:
         """Send block i to rank i; blocks are of any sizes."""
         incoming = vector(recvbuf, lane.size, writable=True)
         outgoing = None if in_place(sendbuf) else vector(sendbuf, lane.size, writable=False)
-        return Plan(schedules.all_to_all(lane, outgoing, incoming))
+        return _exchanged(lane, outgoing, incoming)
 
     def _alltoallw(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
         """Send block i to rank i; blocks are of any sizes and types."""
         incoming = by_types(recvbuf, lane.size, writable=True)
         outgoing = None if in_place(sendbuf) else by_types(sendbuf, lane.size, writable=False)
-        return Plan(schedules.all_to_all(lane, outgoing, incoming))
+        return _exchanged(lane, outgoing, incoming)
 
     # ---- reductions
 
@@ -323,6 +340,28 @@ def _reduction(
         return getattr(group, call)(items[0], op=engine, async_op=later, **root)
 
     return Plan(schedule, run, None if fills is None else lambda: fills.fill(items[0].view(np.uint8)))
+
+
+def _exchanged(lane: Lane, outgoing: list[Block] | None, incoming: list[Block]) -> Plan:
+    """Block i of `outgoing` goes to rank i; None: of `incoming`, in place."""
+    rooms = [block.room() for block in incoming]
+    packed = [copy_of(block) for block in incoming] if outgoing is None else [one.pack() for one in outgoing]
+    return Plan(
+        schedules.all_to_all(lane, outgoing, incoming),
+        lambda group, later: group.all_to_all(rooms, packed, async_op=later),
+        _filled_from(incoming, rooms),
+    )
+
+
+def _filled_from(blocks: list[Block] | None, rooms: Any) -> Callable[[], Any] | None:
+    """After the engine: what is in memory of its own goes where it belongs. None: there is no such."""
+    apart = [(block, room) for block, room in zip(blocks or (), rooms or (), strict=True) if not block.dense]
+
+    def fill() -> None:
+        for block, room in apart:
+            block.fill(room)
+
+    return fill if apart else None
 
 
 def _side_by_side(blocks: list[Block]) -> Block:

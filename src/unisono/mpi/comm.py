@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any, NoReturn
 
+import numpy as np
+
 from unisono.mpi import constants, object_schedules
 from unisono.mpi.attributes import HasAttributes
+from unisono.mpi.buffers import bytes_of
 from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.collectives import Prefixes
 from unisono.mpi.comm_state import INTER, CommState, classes
@@ -15,18 +18,73 @@ from unisono.mpi.ending import abort
 from unisono.mpi.errhandler import HasErrhandler
 from unisono.mpi.errors import Exception, last_code, whole
 from unisono.mpi.fast_collectives import FastCollectives
-from unisono.mpi.group import Group, group_of
+from unisono.mpi.group import GROUP_EMPTY, Group, group_of
 from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.info import HasInfo, Info
 from unisono.mpi.lane import Lane
 from unisono.mpi.objects import ObjectCollectives, ObjectMessages
+from unisono.mpi.op import OPS
 from unisono.mpi.point_to_point import PointToPoint
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
-from unisono.mpi.recovery import Recovery
 from unisono.mpi.request import Request
 from unisono.mpi.sides import SideCreation
 from unisono.mpi.topology_creation import TopologyCreation
 from unisono.mpi.transport import MOST_TAG
+
+
+class Recovery:
+    """The methods of `Comm` about failures."""
+
+    _alive: Any
+    _allreduce: Any
+    Dup: Any
+    Idup: Any
+
+    def Get_failed(self) -> Group:
+        """The ranks that have failed: none."""
+        self._alive()
+        return Group(GROUP_EMPTY)
+
+    def Ack_failed(self, num_to_ack: int | None = None) -> int:  # noqa: ARG002
+        """How many failed ranks the program knows of: 0."""
+        self._alive()
+        return 0
+
+    def Agree(self, flag: int) -> int:
+        """The bits that all ranks have set."""
+        bits = np.array([flag], np.int32)
+        complete(self._agreement(bits))
+        return int(bits[0])
+
+    def Iagree(self, flag: Any) -> Request:
+        """See `Agree`; the result is left in the buffer."""
+        raw = bytes_of(flag, writable=True)[0]
+        if raw.size != np.dtype(np.int32).itemsize:
+            raise ValueError(f"flag: {raw.size} bytes, expected those of one int")
+        return Request._for(ScheduleRun(self._agreement(raw.view(np.int32))))
+
+    def _agreement(self, bits: Any) -> Schedule:
+        found: Schedule = self._allreduce(
+            self._alive().lane_of_agreement(), bits.copy(), bits, OPS["BAND"]
+        ).schedule
+        return found
+
+    def Shrink(self) -> Any:
+        """A communicator of the ranks that have not failed: all."""
+        return self.Dup()
+
+    def Ishrink(self) -> tuple[Any, Request]:
+        """See `Shrink`."""
+        return self.Idup()
+
+    def Revoke(self) -> None:
+        """Not there."""
+        raise NotImplementedError("Revoke: a fault ends every operation of the job; see unisono.Group.shrink")
+
+    def Is_revoked(self) -> bool:
+        """False: see `Revoke`."""
+        self._alive()
+        return False
 
 
 class Comm(
@@ -155,7 +213,7 @@ class Comm(
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         """COMM_TYPE_SHARED: the ranks of each host. UNDEFINED: none for this rank."""
-        state = self._alive()
+        state, split_type, key = self._alive(), whole(split_type, "split_type"), whole(key, "key")
         if split_type == constants.UNDEFINED:
             return self._split(constants.UNDEFINED, key)
         if split_type == constants.COMM_TYPE_SHARED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from unisono.mpi.context import WORLD_CONTEXT
@@ -23,16 +23,28 @@ def handle_of(state: CommState) -> Any:
 
 
 _COLLECTIVE_TAGS, _FEW_TAGS = MOST_TAG >> 2, MOST_TAG >> 1
-"""Below: of collectives; between: of agreements, see recovery.py; above: of some ranks."""
+"""Below: of collectives; between: of agreements, see `Recovery`; above: of some ranks."""
 _CALLS_BEFORE_GROUP = 4
 """Making a group of the engine takes milliseconds: the first collectives of a communicator do without."""
+
+
+def _renumbered(call: Callable[..., Any], peers: Sequence[int]) -> Callable[..., Any]:
+    """A native call of a message, with ranks of these peers."""
+
+    def renumbered(given: Any, rank: int | None, tag: int, timeout: None) -> Any:
+        if rank is None:
+            return call(given, None, tag, timeout)
+        known = type(rank) is int and 0 <= rank < len(peers)
+        return call(given, peers[rank], tag, timeout) if known else None
+
+    return renumbered
 
 
 class CommState(State):
     """The state of a communicator.
 
     ranks: of the world, of this side.  remote: those of the other side of an intercommunicator, or None.
-    serial: which use of its context by these ranks this is.
+    serial: which use of its context by these ranks this is.  calls: blocking collectives that the engine has.
     """
 
     def __init__(
@@ -47,6 +59,9 @@ class CommState(State):
         self.places: Any = self.peers if whole else {peer: rank for rank, peer in enumerate(self.peers)}
         self.context, self.serial = context, serial
         self.messages = Messages(world, 2 * context + 1)
+        for name in ("send", "isend", "recv", "irecv", "recv_object", "irecv_bytes"):
+            call = getattr(self.messages.quick, f"_{name}")
+            setattr(self, name, call if whole else _renumbered(call, self.peers))
         self.hidden = Messages(world, 2 * context + 2)
         self.handler: Any = None
         self.info: dict[str, str] = {}
@@ -59,6 +74,12 @@ class CommState(State):
         """The messages of the next collective."""
         self._sequence += 1
         return self.lane_of(self._sequence)
+
+    def planned(self, body: Callable[[Lane], Any]) -> Any:
+        """What `body` makes of the lane of the next collective. If it raises there was no collective."""
+        made = body(self.lane_of(self._sequence + 1))
+        self._sequence += 1
+        return made
 
     def lane_of(self, number: int) -> Lane:
         """The messages of the collective with a number."""
@@ -97,13 +118,12 @@ class CommState(State):
         return self._group
 
     def engine_group(self) -> Any:
-        """The group of the engine for a blocking collective; None: not yet."""
-        if self._group is None and self.size > 1 and self.remote is None:
-            self.calls += 1
-            if self.calls > _CALLS_BEFORE_GROUP:
-                parent = self.world.group
-                name = f"{parent.name}/comm{self.context}.{self.serial}"
-                self._group = parent._connect(self.ranks, name, self.ranks)
+        """The group of the engine for a blocking collective; None: not yet, see `calls`."""
+        due = self.calls > _CALLS_BEFORE_GROUP and self.size > 1 and self.remote is None
+        if self._group is None and due:
+            parent = self.world.group
+            name = f"{parent.name}/comm{self.context}.{self.serial}"
+            self._group = parent._connect(self.ranks, name, self.ranks)
         return self._group
 
     def close(self) -> None:

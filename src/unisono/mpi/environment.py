@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import platform
 import sys
 import threading
 import time
 import traceback
+import types
 from typing import Any
 
 import unisono
@@ -98,10 +100,24 @@ def _at_exit() -> None:
     failed = getattr(sys, "last_type", None) is not None
     if _Life.initialized and not _Life.finalized and not rc._is_no("finalize") and not failed:
         try:
+            _delete_variables()
             Finalize()
         except Exception:  # a process that this one has started has failed
             traceback.print_exc()
             abort(1)
+
+
+def _delete_variables() -> None:
+    """Delete the program's objects with a `__del__`, which may call MPI. Python would do so after the end."""
+    variables = vars(sys.modules["__main__"])
+    found = [
+        name for name, one in variables.items()
+        if isinstance(getattr(type(one), "__del__", None), types.FunctionType)
+    ]  # fmt: skip
+    for name in found:
+        del variables[name]
+    if found:
+        gc.collect()
 
 
 def Is_initialized() -> bool:

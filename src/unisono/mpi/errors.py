@@ -129,6 +129,11 @@ def _remove(code: int, found: bool) -> None:
     del _classes[code], _TEXTS[code]
 
 
+def wrong_class(name: str, expected: str, value: object) -> TypeError:
+    """The error of an argument that is no object of a class."""
+    return TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+
+
 def whole(value: Any, name: str) -> int:
     """An integer argument; a float counts without its fraction, as for mpi4py.
 

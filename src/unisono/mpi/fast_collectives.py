@@ -43,6 +43,7 @@ class FastCollectives(Collectives):
             type(recvbuf) is np.ndarray
             and (type(sendbuf) is np.ndarray or sendbuf is IN_PLACE)
             and state is not None
+            and type(op) is Op
             and op._state is not None
             and op._state.engine is not None
             and recvbuf.dtype.char in _PLAIN

@@ -16,6 +16,7 @@ from unisono.mpi import constants
 from unisono.mpi import object_schedules as schedules
 from unisono.mpi.addresses import check_root
 from unisono.mpi.errors import Exception
+from unisono.mpi.op import check_function
 from unisono.mpi.pickling import pickle
 from unisono.mpi.plan import finished
 from unisono.mpi.progress import complete, moving
@@ -65,12 +66,14 @@ def all_to_all(state: Any, group: Any, sendobj: Sequence[Any]) -> Any:
 def reduce(state: Any, group: Any, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
     """See `schedules.reduce`."""
     root = check_root(root, state.size)
+    check_function(op)
     parts = _exchange(group, "reduce_object", root, [sendobj])
     return functools.reduce(op, _loaded(parts)) if state.rank == root else None
 
 
 def all_reduce(state: Any, group: Any, sendobj: Any, op: Any = SUM) -> Any:
     """The result of rank 0, on every rank."""
+    check_function(op)
     parts = _exchange(group, "all_reduce_object", 0, [sendobj])
     found = failure = None
     if state.rank == 0:
@@ -86,12 +89,14 @@ def all_reduce(state: Any, group: Any, sendobj: Any, op: Any = SUM) -> Any:
 
 def scan(state: Any, group: Any, sendobj: Any, op: Any = SUM) -> Any:
     """See `schedules.scan`."""
+    check_function(op)
     parts = _exchange(group, "scan_object", 0, [sendobj])
     return functools.reduce(op, _loaded(parts[: state.rank + 1]))
 
 
 def exscan(state: Any, group: Any, sendobj: Any, op: Any = SUM) -> Any:
     """See `schedules.exscan`."""
+    check_function(op)
     parts = _exchange(group, "exscan_object", 0, [sendobj])
     return functools.reduce(op, _loaded(parts[: state.rank])) if state.rank else None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from unisono.mpi import constants
 from unisono.mpi.ending import worlds
-from unisono.mpi.errors import Exception, exact
+from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.handle import Handle, State, getter
 
 
@@ -117,7 +117,8 @@ def _translated(members: tuple[int, ...], other: tuple[int, ...], rank: int) -> 
 
 def _ranges(ranges: Sequence[tuple[int, int, int]]) -> list[int]:
     found: list[int] = []
-    for first, last, stride in ranges:
+    for given in ranges:
+        first, last, stride = (whole(one, "a range") for one in given)
         if stride == 0:
             raise Exception(constants.ERR_ARG, "a stride is 0")
         found += range(first, last + (1 if stride > 0 else -1), stride)

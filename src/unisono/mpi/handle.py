@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Exception, wrong_class
 
 _numbers = itertools.count(1)
 _states: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -193,6 +193,8 @@ class HasName:
 
     def Set_name(self, name: str) -> None:
         """Set its name."""
+        if not isinstance(name, str | bytes):
+            raise wrong_class("name", "str", name)
         self._alive().name = name
 
     name = property(Get_name, Set_name)

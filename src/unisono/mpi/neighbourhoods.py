@@ -128,4 +128,4 @@ def grid_of(dims: Sequence[int], periods: Any) -> Grid:
         raise ValueError(f"expecting {len(sizes)} items, got {len(periods)}")
     if any(one < 1 for one in sizes):
         raise Exception(constants.ERR_DIMS, f"a grid {list(sizes)}")
-    return Grid(sizes, tuple(bool(one) for one in periods))
+    return Grid(sizes, tuple(exact(one, "periods") != 0 for one in periods))

@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono.mpi.addresses import check_root
 from unisono.mpi.lane import Lane
-from unisono.mpi.op import OPS
+from unisono.mpi.op import OPS, check_function
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule
 
@@ -89,6 +89,7 @@ def _exchange(lane: Lane, data: list[tuple[int, Any]], sources: list[int]) -> Sc
 
 def reduce(lane: Lane, sendobj: Any, op: Any = SUM, root: int = 0, *, known: Any = None) -> Schedule:
     """A binomial tree to rank 0 in the order of ranks; returns the result on the root."""
+    check_function(op)
     own, found = pickle.dumps(sendobj) if known is None else known[0], _NOTHING
     step = 1
     check_root(root, lane.size)
@@ -130,6 +131,7 @@ def exscan(lane: Lane, sendobj: Any, op: Any = SUM, *, known: Any = None) -> Sch
 
 
 def _prefixes(lane: Lane, obj: Any, op: Any, known: Any) -> Schedule:
+    check_function(op)
     data = pickle.dumps(obj) if known is None else known[0]
     before, result = None, pickle.loads(data)
     if lane.rank > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from typing import Any
 
@@ -10,14 +11,15 @@ from unisono.mpi import fast_objects as fast_calls
 from unisono.mpi import object_schedules as schedules
 from unisono.mpi.addresses import destination, origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
+from unisono.mpi.errors import whole
 from unisono.mpi.fast_objects import Follow
 from unisono.mpi.handle import method
 from unisono.mpi.pickling import pickle
 from unisono.mpi.point_to_point import MODES, STANDARD, Mode, started
-from unisono.mpi.progress import Ended, Operation, complete, moving
+from unisono.mpi.progress import Ended, Operation, begun, complete, moving
 from unisono.mpi.request import Request
-from unisono.mpi.status import Status
-from unisono.mpi.transport import as_bytes
+from unisono.mpi.status import Status, check_status
+from unisono.mpi.transport import BytesReceive, Transfer, as_bytes
 
 
 class ObjectMessages:
@@ -29,26 +31,40 @@ class ObjectMessages:
     def _send_object(self, obj: Any, dest: int, tag: int, mode: Mode = STANDARD) -> Operation:
         state = self._alive()
         if dest == PROC_NULL:
+            whole(tag, "tag")
             return Ended()
-        peer, full = destination(state, dest, tag)
-        return started(state, as_bytes(pickle.dumps(obj)), peer, full, mode)
+        data = pickle.dumps(obj)
+        work = state.isend(data, dest, tag, None) if mode is STANDARD else None
+        if work is None:
+            return started(state, as_bytes(data), *destination(state, dest, tag), mode)
+        return Transfer(state.world, work)
 
     def _receive_object(self, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
+            whole(tag, "tag")
             return Ended(PROC_NULL)
-        peer, full = origin(state, source, tag)
-        return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
+        work = None
+        if source is not None:
+            work = state.irecv_bytes(pickle.loads, None if source == ANY_SOURCE else source, tag, None)
+        if work is None:
+            peer, full = origin(state, source, tag)
+            return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
+        return BytesReceive(state.world, work, sys.maxsize, state.places)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""
         state = self._alive()
         if dest == PROC_NULL:
+            whole(tag, "tag")
             return
-        peer, full = destination(state, dest, tag)
         data = pickle.dumps(obj)
-        if moving() or state.messages.quick._send(data, peer, full, None) is None:
-            state.messages.send(as_bytes(data), peer, full)
+        if moving() or state.send(data, dest, tag, None) is None:
+            state.messages.send(as_bytes(data), *destination(state, dest, tag))
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """See `send`."""
+        return Request._for(self._send_object(obj, dest, tag))
 
     def recv(
         self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -56,9 +72,11 @@ class ObjectMessages:
         """Receive an object. buf: not used."""
         if buf is not None:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
-        if source != PROC_NULL and not moving():
+        if status is not None:
+            check_status(status)
+        if source is not None and source != PROC_NULL and not moving():  # type: ignore[redundant-expr]
             state = self._alive()
-            found = state.messages.quick._recv_object(None, *origin(state, source, tag), None)
+            found = state.recv_object(None, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
                 data, sent = found
                 if status is not None:
@@ -112,7 +130,9 @@ def collective(doc: str, schedule: Any, fast: Any = None) -> Any:
                 return fast(state, group, *args, **options)
             except Follow as follow:
                 options["known"] = follow.known
-        return complete(schedule(state.lane(), *args, **options))
+        made = state.planned(lambda lane: begun(schedule(lane, *args, **options)))
+        state.calls += fast is not None
+        return complete(made)
 
     call.__name__ = "<lambda>"
     lane, *others = inspect.signature(schedule).parameters.values()

@@ -13,7 +13,7 @@ from unisono.engine.operations.reduction import ReduceOp
 from unisono.mpi import constants
 from unisono.mpi.byte_memory import buffer
 from unisono.mpi.datatype import Datatype
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Exception, wrong_class
 from unisono.mpi.handle import Handle, State, getter
 from unisono.mpi.message_spec import simple
 from unisono.mpi.type_state import Type
@@ -102,6 +102,8 @@ def check_type(op: Op, kind: Type) -> None:
     Raises:
         Exception: it does not (ERR_OP), or it is null.
     """
+    if not isinstance(op, Op):
+        raise wrong_class("op", "Op", op)
     state = op._alive()
     if state.user is not None or state.name in ("MPI_REPLACE", "MPI_NO_OP"):
         return
@@ -132,6 +134,18 @@ def _apply(state: _Operation, source: Any, target: Any, kind: Type) -> None:
     elif state.name != "MPI_NO_OP" and target.size:
         values = target.view(kind.dtype)
         values[...] = state.arrays(source.view(kind.dtype), values)
+
+
+def check_function(op: Any) -> None:
+    """Check the operation of a reduction of objects: an `Op`, or any function of two.
+
+    Raises:
+        TypeError: it is none.  Exception: it is null.
+    """
+    if isinstance(op, Op):
+        op._alive()
+    elif not callable(op):
+        raise wrong_class("op", "Op or function", op)
 
 
 def engine_op(op: Op, kind: Type) -> tuple[ReduceOp | UserOp | None, Any]:

@@ -13,10 +13,10 @@ from unisono.mpi.progress import Operation
 class Parts(Operation):
     """A message of parts under way. start: begins to send or receive the whole."""
 
-    def __init__(self, number: int, start: Callable[[], Operation], sending: bool) -> None:
-        self.number, self._start, self.sending = number, start, sending
+    def __init__(self, count: int, start: Callable[[], Operation], sending: bool) -> None:
+        self.count, self._start, self.sending = count, start, sending
         self._ready: set[int] = set()
-        self._whole = None if sending and number else start()
+        self._whole = None if sending and count else start()
 
     def poll(self) -> bool:
         if not self.done and self._whole is not None and self._whole.poll():
@@ -27,10 +27,10 @@ class Parts(Operation):
     def ready(self, parts: Sequence[int]) -> None:
         """These parts may be sent."""
         for part in parts:
-            if not self.sending or not 0 <= part < self.number or part in self._ready:
-                raise Exception(constants.ERR_ARG, f"part {part} of {self.number}: wrong, or ready already")
+            if not self.sending or not 0 <= part < self.count or part in self._ready:
+                raise Exception(constants.ERR_ARG, f"part {part} of {self.count}: wrong, or ready already")
             self._ready.add(part)
-        if len(self._ready) == self.number and self._whole is None:
+        if len(self._ready) == self.count and self._whole is None:
             self._whole = self._start()
 
 
@@ -62,6 +62,6 @@ class Partitioned:
         found = self._operation()
         if found is None:
             return True
-        if not isinstance(found, Parts) or not 0 <= partition < max(found.number, 1):
+        if not isinstance(found, Parts) or not 0 <= partition < max(found.count, 1):
             raise Exception(constants.ERR_ARG, f"there is no part {partition}")
         return found.poll()

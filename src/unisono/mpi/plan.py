@@ -33,7 +33,10 @@ class Plan:
 
     def run(self, state: Any) -> Any:
         """Run it to its end; returns its value."""
-        group = state.engine_group() if self.engine is not None else None
+        if self.engine is None:
+            return complete(self.schedule)
+        state.calls += 1
+        group = state.engine_group()
         if group is None:
             return complete(self.schedule)
         if not moving():
@@ -100,10 +103,17 @@ def forms(cls: Any, names: dict[str, str]) -> None:
 _INFO = inspect.Parameter("info", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
 
 
+def _planned(comm: Any, state: Any, method: str, args: Any, options: Any) -> Plan:
+    """The plan of a call. One whose arguments are refused does not count as a collective."""
+    body = getattr(state.kind, method)
+    plan: Plan = state.planned(lambda lane: body(comm, lane, *args, **options))
+    return plan
+
+
 def _blocking(method: str) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> None:
         state = self._alive()
-        getattr(state.kind, method)(self, state.lane(), *args, **options).run(state)
+        _planned(self, state, method, args, options).run(state)
 
     return call
 
@@ -111,7 +121,7 @@ def _blocking(method: str) -> Any:
 def _immediate(method: str) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         state = self._alive()
-        return Request._for(getattr(state.kind, method)(self, state.lane(), *args, **options).start(state))
+        return Request._for(_planned(self, state, method, args, options).start(state))
 
     return call
 
@@ -119,13 +129,17 @@ def _immediate(method: str) -> Any:
 def _persistent(method: str) -> Any:
     def call(self: Any, *args: Any, info: Any = None, **options: Any) -> Any:  # noqa: ARG001
         state = self._alive()
-        body, lane = functools.partial(getattr(state.kind, method), self), state.lane()
+        body = functools.partial(getattr(state.kind, method), self)
         expected = len(inspect.signature(body).parameters) - 1
         args = args[:expected]  # an info may follow
-        body(lane, *args, **options)  # checks the arguments now
+
+        def plan(lane: Any) -> tuple[Any, Plan]:
+            return lane, body(lane, *args, **options)  # checks the arguments
+
+        lane, _ = state.planned(plan)
 
         def start() -> Operation:
-            return ScheduleRun(body(lane, *args, **options).schedule)
+            return ScheduleRun(plan(lane)[1].schedule)
 
         return Prequest._starting(start)
 

@@ -17,7 +17,7 @@ from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
-from unisono.mpi.status import Status, fill_status
+from unisono.mpi.status import Status, check_status, fill_status
 from unisono.mpi.transport import BlockReceive, Receive, Transfer, truncated
 
 
@@ -57,6 +57,7 @@ class PointToPoint:
     def _send(self, buf: Any, dest: int, tag: int, mode: Mode = STANDARD) -> Operation:
         state = self._alive()
         if dest == PROC_NULL:
+            whole(tag, "tag")
             return Ended()
         peer, full = destination(state, dest, tag)
         return started(state, simple(buf, writable=False).pack(), peer, full, mode)
@@ -64,6 +65,7 @@ class PointToPoint:
     def _receive(self, buf: Any, source: int, tag: int) -> Operation:
         state = self._alive()
         if source == PROC_NULL:
+            whole(tag, "tag")
             return Ended(PROC_NULL)
         peer, full = origin(state, source, tag)
         block = simple(buf, writable=True)
@@ -71,6 +73,7 @@ class PointToPoint:
 
     def _check(self, buf: Any, rank: int, tag: int, *, writable: bool) -> None:
         """Check the arguments of a call that begins later, or after another one."""
+        whole(tag, "tag")
         if rank != PROC_NULL:
             (origin if writable else destination)(self._alive(), rank, tag)
             simple(buf, writable=writable)
@@ -102,17 +105,18 @@ class PointToPoint:
         """Send the items of a buffer."""
         state = self._alive()
         if dest == PROC_NULL:
+            whole(tag, "tag")
             return
-        peer, full = destination(state, dest, tag)
         plain = type(buf) is np.ndarray and not moving()
-        if not plain or state.messages.quick._send(buf, peer, full, None) is None:
+        if not plain or state.send(buf, dest, tag, None) is None:
+            peer, full = destination(state, dest, tag)
             state.messages.send(simple(buf, writable=False).pack(), peer, full)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Send`."""
         state = self._state
-        if type(buf) is np.ndarray and state is not None and dest != PROC_NULL:
-            work = state.messages.quick._isend(buf, *destination(state, dest, tag), None)
+        if type(buf) is np.ndarray and state is not None:
+            work = state.isend(buf, dest, tag, None)
             if work is not None:
                 return Request._for(Transfer(state.world, work))
         return Request._for(self._send(buf, dest, tag))
@@ -122,8 +126,10 @@ class PointToPoint:
     ) -> None:
         """Receive items into a buffer."""
         state = self._alive()
-        if type(buf) is np.ndarray and source != PROC_NULL and not moving():
-            found = state.messages.quick._recv(buf, *origin(state, source, tag), None)
+        if status is not None:
+            check_status(status)
+        if type(buf) is np.ndarray and source is not None and not moving():  # type: ignore[redundant-expr]
+            found = state.recv(buf, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
                 _received(state, found, buf.nbytes, status)
                 return
@@ -132,8 +138,8 @@ class PointToPoint:
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """See `Recv`."""
         state = self._state
-        if type(buf) is np.ndarray and state is not None and source != PROC_NULL:
-            work = state.messages.quick._irecv(buf, *origin(state, source, tag), None)
+        if type(buf) is np.ndarray and state is not None and source is not None:
+            work = state.irecv(buf, None if source == ANY_SOURCE else source, tag, None)
             if work is not None:
                 return Request._for(Receive(state.world, work, buf.nbytes, state.places))
         return Request._for(self._receive(buf, source, tag))
@@ -144,10 +150,11 @@ class PointToPoint:
     ) -> None:  # fmt: skip
         """Send and receive."""
         state = self._state
+        check_status(status)
         plain = type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and recvbuf.flags.carray
-        if plain and state is not None and PROC_NULL not in (dest, source) and not moving():
+        if plain and state is not None and source != PROC_NULL and not moving():
             origin(state, source, recvtag)
-            work = state.messages.quick._isend(sendbuf, *destination(state, dest, sendtag), None)
+            work = state.isend(sendbuf, dest, sendtag, None)
             if work is not None:
                 try:
                     self.Recv(recvbuf, source, recvtag, status)
@@ -185,6 +192,7 @@ class PointToPoint:
     def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Prequest:  # noqa: ARG002
         """A message of parts: it is sent when `Prequest.Pready` was called for each."""
         block = _of_parts(buf, partitions, writable=False)
+        self._check(block, dest, tag, writable=False)
         return Prequest._starting(lambda: Parts(partitions, lambda: self._send(block, dest, tag), True))
 
     def Precv_init(
@@ -192,6 +200,7 @@ class PointToPoint:
     ) -> Prequest:  # fmt: skip
         """Receives a message of parts."""
         block = _of_parts(buf, partitions, writable=True)
+        self._check(block, source, tag, writable=True)
         return Prequest._starting(lambda: Parts(partitions, lambda: self._receive(block, source, tag), False))
 
     # ---- probing
@@ -207,6 +216,7 @@ class PointToPoint:
     def _probe(self, source: int, tag: int, status: Status | None, waits: bool) -> bool:
         state = self._alive()
         if source == PROC_NULL:
+            whole(tag, "tag")
             fill_status(status, Ended(PROC_NULL))
             return True
         found = (state.messages.probe if waits else state.messages.look)(*origin(state, source, tag))

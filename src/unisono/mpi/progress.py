@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from unisono.mpi import constants
+from unisono.mpi.handle import State
 
 Schedule = Generator[list["Operation"], None, Any]
 _moving: list[ScheduleRun] = []
@@ -20,8 +21,8 @@ _SPINS = 200
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.0005
 
 
-class Operation:
-    """Something under way. `done`: it has ended; `value`: its result, for lowercase calls.
+class Operation(State):
+    """Something under way: the state of a request. `done`: it has ended; `value`: for lowercase calls.
 
     source, tag, nbytes: of the message, for a status.
     """
@@ -112,6 +113,22 @@ class ScheduleRun(Operation):
         self.value, self.done = value, True
         if self in _moving:
             _moving.remove(self)
+
+
+def begun(schedule: Schedule) -> Schedule:
+    """A schedule whose first step is taken: it has accepted its arguments."""
+    first: list[list[Operation]] = []
+    value = None
+    try:
+        first.append(next(schedule))
+    except StopIteration as end:
+        value = end.value
+
+    def rest() -> Schedule:
+        yield from first
+        return (yield from schedule) if first else value
+
+    return rest()
 
 
 def complete(schedule: Schedule) -> Any:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Error, Exception, wrong_class
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.partitioned import Partitioned
 from unisono.mpi.progress import Operation, Pause, move_all
-from unisono.mpi.status import Status, fill_status
+from unisono.mpi.status import Status, check_status, fill_status
 
 
-class Pending(State):
-    """The state of a request. operation: None: it is inactive."""
+class Persistent(State):
+    """The state of a persistent request. operation: None: it is inactive."""
 
-    def __init__(self, operation: Operation | None, start: Callable[[], Operation] | None = None) -> None:
-        self.operation, self.start = operation, start
+    operation: Operation | None = None
+
+    def __init__(self, start: Callable[[], Operation]) -> None:
+        self.start = start
 
 
 def _called(waits: Iterable[Callable[[], Any]]) -> None:
@@ -35,18 +38,18 @@ def _called(waits: Iterable[Callable[[], Any]]) -> None:
 class Request(Handle):
     """An operation under way. After its end it is null."""
 
-    _state: Pending | None
+    _state: Operation | Persistent | None
     _null = constants.ERR_REQUEST
 
     @classmethod
     def _for(cls, operation: Operation) -> Any:
         self = object.__new__(cls)
-        self._state = state = Pending(operation)
-        state.kind = cls
+        self._state = operation
         return self
 
     def _operation(self) -> Operation | None:
-        return None if self._state is None else self._state.operation
+        state = self._state
+        return state.operation if isinstance(state, Persistent) else state
 
     def _conclude(self, status: Status | None) -> Any:
         """After the end: fill the status, forget the operation, return its value."""
@@ -54,10 +57,10 @@ class Request(Handle):
         fill_status(status, operation)
         if operation is None:
             return None
-        if self._state.start is None:  # type: ignore[union-attr]
-            self._state = None
+        if isinstance(self._state, Persistent):
+            self._state.operation = None
         else:
-            self._state.operation = None  # type: ignore[union-attr]
+            self._state = None
         return operation.value
 
     def _ended(self) -> bool:
@@ -79,20 +82,26 @@ class Request(Handle):
                 self._conclude(None)
             raise
 
+    def _end(self, status: Status | None) -> Any:
+        """Wait for its end, and conclude it."""
+        operation = self._state
+        if status is not None or not isinstance(operation, Operation):
+            check_status(status)
+            self._block()
+            return self._conclude(status)
+        try:  # the fast path
+            if not operation.done:
+                operation.block()
+        finally:
+            if operation.done:
+                self._state = None
+        return operation.value
+
     # ---- one request
 
     def Wait(self, status: Status | None = None) -> bool:
         """Wait for its end. Returns True."""
-        state = self._state
-        if state is None or state.operation is None or status is not None:
-            self._block()
-            self._conclude(status)
-            return True
-        if not state.operation.done:
-            self._block()
-        state.operation = None
-        if state.start is None:
-            self._state = None
+        self._end(status)
         return True
 
     def Test(self, status: Status | None = None) -> bool:
@@ -118,8 +127,7 @@ class Request(Handle):
 
     def wait(self, status: Status | None = None) -> Any:
         """Wait for its end; returns the object."""
-        self._block()
-        return self._conclude(status)
+        return self._end(status)
 
     def test(self, status: Status | None = None) -> tuple[bool, Any]:
         """(whether it has ended, the object)."""
@@ -137,12 +145,14 @@ class Request(Handle):
         if statuses is not None:
             cls.waitall(requests, statuses)
             return True
+        _check(requests)
         _called(one.Wait for one in requests)
         return True
 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
         """Wait for all; returns their objects."""
+        _check(requests, statuses or ())
         _called(one._block for one in requests)
         return [one._conclude(status) for one, status in _paired(requests, statuses)]
 
@@ -262,17 +272,17 @@ class Prequest(Partitioned, Request):
     """An operation that can be started again after its end."""
 
     def _adopt(self, other: Any) -> None:
-        if other._state is not None and other._state.start is None:
+        if isinstance(other._state, Operation):
             raise TypeError("this request is not persistent")
         super()._adopt(other)
 
     @classmethod
     def _starting(cls, start: Callable[[], Operation]) -> Any:
-        return cls._of(Pending(None, start))
+        return cls._of(Persistent(start))
 
     def Start(self) -> None:
         """Start it."""
-        if self._state is None or self._state.start is None:
+        if not isinstance(self._state, Persistent):
             raise Exception(constants.ERR_REQUEST, "the request is null or not persistent")
         if self._state.operation is not None:
             raise Exception(constants.ERR_REQUEST, "the request is under way")
@@ -282,7 +292,15 @@ class Prequest(Partitioned, Request):
     def Startall(cls, requests: Sequence[Prequest]) -> None:
         """Start several."""
         for one in requests:
-            one.Start()
+            Prequest.Start(one)
+
+
+def _check(requests: Sequence[Request], statuses: Sequence[Status] = ()) -> None:
+    for one in requests:
+        if not isinstance(one, Request):
+            raise wrong_class("requests", "a sequence of Request", one)
+    for status in statuses:
+        check_status(status)
 
 
 def _active(request: Request) -> bool:
@@ -298,3 +316,75 @@ def _paired(requests: Sequence[Request], statuses: list[Status] | None) -> list[
 
 
 REQUEST_NULL = Request()
+
+
+class _General(Operation):
+    """An operation that the program itself performs."""
+
+    def __init__(self, functions: Any, args: Any, kargs: Any) -> None:
+        self.query, self.free, self.cancelling = functions
+        self.args, self.kargs = args or (), kargs or {}
+        self.status: Any = None
+        self.complete = False
+
+    def poll(self) -> bool:
+        if self.complete and not self.done:
+            self.done = True
+            self.status = Status()
+            self.status._set(constants.ANY_SOURCE, constants.ANY_TAG, 0)
+            self._call(self.query, self.status)
+            self.source, self.tag, self.nbytes = self.status._source, self.status._tag, self.status._nbytes
+            self.cancelled = self.status._cancelled
+            self._call(self.free)
+        return self.done
+
+    def cancel(self) -> None:
+        self._call(self.cancelling, self.complete)
+
+    def _call(self, function: Any, *first: Any) -> None:
+        """Call a function of the program's; its error becomes one of MPI."""
+        if function is None:
+            return
+        try:
+            function(*first, *self.args, **self.kargs)
+        except Exception:
+            traceback.print_exc()
+            raise
+        except Error as error:
+            traceback.print_exc()
+            raise Exception(constants.ERR_OTHER, str(error)) from error
+
+
+class Grequest(Request):
+    """A request whose operation the program performs, and completes."""
+
+    @classmethod
+    def Start(
+        cls, query_fn: Any = None, free_fn: Any = None, cancel_fn: Any = None, args: Any = None,
+        kargs: Any = None,
+    ) -> Grequest:  # fmt: skip
+        """A request that ends with `Complete`. query_fn(status, ...) fills its status."""
+        made: Grequest = cls._for(_General((query_fn, free_fn, cancel_fn), args, kargs))
+        made._general = made._state
+        return made
+
+    _general: Any = None
+
+    def _adopt(self, other: Any) -> None:
+        found = other._operation()
+        if other._state is not None and not isinstance(found, _General):
+            raise TypeError("this request is not general")
+        super()._adopt(other)
+        self._general = found
+
+    def Complete(self) -> None:
+        """The operation has ended."""
+        if self._state is None or not isinstance(self._general, _General):
+            raise Exception(constants.ERR_REQUEST, "the request is null or not general")
+        self._general.complete = True
+
+    def complete(self, obj: Any = None) -> None:
+        """The operation has ended with an object."""
+        if isinstance(self._general, _General):
+            self._general.value = obj
+        self.Complete()

@@ -126,11 +126,11 @@ class SideCreation:
     def Create_intercomm(self, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0) -> Any:
         """Two communicators whose leaders know each other in `peer_comm`."""
         state = self._alive()
-        lane, contexts = state.lane(), state.contexts
-        if not 0 <= local_leader < state.size:
+        if not 0 <= (local_leader := whole(local_leader, "local_leader")) < state.size:
             raise Exception(constants.ERR_RANK, f"local_leader is {local_leader}")
         if state.rank == local_leader:
             destination(peer_comm._alive(), remote_leader, tag)
+        lane, contexts = state.lane(), state.contexts
 
         def exchange(obj: Any) -> Schedule:
             """The objects of this side's ranks, and those of the other's, or how both sides meet."""

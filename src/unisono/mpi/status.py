@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.mpi import constants
 from unisono.mpi.datatype import Datatype
-from unisono.mpi.errors import whole
+from unisono.mpi.errors import whole, wrong_class
 from unisono.mpi.handle import method
 from unisono.mpi.named_types import NAMED
 from unisono.mpi.progress import Operation
@@ -122,6 +122,16 @@ class Status:
         low, high, source, tag, error = arg
         status._set(source, tag, low & 0xFFFFFFFF | (high >> 1) << 32, bool(high & 1), error)
         return status
+
+
+def check_status(status: Status | None) -> None:
+    """Refuse an argument that is no status.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if status is not None and not isinstance(status, Status):
+        raise wrong_class("status", "Status", status)
 
 
 def fill_status(status: Status | None, operation: Operation | None) -> None:

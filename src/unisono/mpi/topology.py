@@ -8,7 +8,7 @@ from typing import Any
 from unisono.mpi import constants, object_schedules, schedules
 from unisono.mpi.comm import Intracomm
 from unisono.mpi.comm_state import CommState, classes
-from unisono.mpi.errors import Exception, exact
+from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.handle import getter
 from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
@@ -77,13 +77,13 @@ class Topocomm(Intracomm):
 
     def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """Send an object to each neighbour; returns theirs."""
-        lane = self._alive().lane()
         sources, destinations, order = self._sides()
         objects = list(sendobj)
         if len(objects) != len(destinations):
             raise ValueError(f"expecting {len(destinations)} items, got {len(objects)}")
         gives = [(rank, obj) for rank, obj in zip(destinations, objects, strict=True) if rank != PROC_NULL]
         takes = [i for i in order if sources[i] != PROC_NULL]
+        lane = self._alive().lane()
         found = complete(object_schedules.exchange(lane, gives, [sources[i] for i in takes]))
         result: list[Any] = [None] * len(sources)
         for i, obj in zip(takes, found, strict=True):
@@ -134,6 +134,7 @@ class Cartcomm(Topocomm):
 
     def Get_coords(self, rank: int) -> list[int]:
         """The place of a rank."""
+        rank = whole(rank, "rank")
         if not 0 <= rank < self.size:
             raise Exception(constants.ERR_RANK, f"rank {rank} of {self.size}")
         return self._grid().coords(rank)
@@ -141,6 +142,7 @@ class Cartcomm(Topocomm):
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:
         """(source, destination) of a shift along an axis."""
         grid = self._grid()
+        direction, disp = whole(direction, "direction"), whole(disp, "disp")
         if not 0 <= direction < len(grid.dims):
             raise Exception(constants.ERR_DIMS, f"axis {direction} of {len(grid.dims)}")
         here = grid.coords(self.rank)

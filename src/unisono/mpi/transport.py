@@ -6,6 +6,7 @@ for its collectives. `Messages` is the world as one context sees it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,8 +106,10 @@ class Messages:
 
     def start_receive_bytes(self, peer: int | None, tag: int, places: Any, load: Any = None) -> BytesReceive:
         """Begin to receive a message of any length."""
-        work = self._post("irecv", peer, tag, _NOTHING, sending=False, sized=True)
-        return BytesReceive(self.world, work, places, load)
+        work = self.quick._irecv_bytes(load, peer, tag, None)
+        if work is None:
+            work = self._post("irecv", peer, tag, _NOTHING, sending=False, sized=True, decode=load)
+        return BytesReceive(self.world, work, sys.maxsize, places)
 
     def _post(self, name: str, peer: int | None, tag: int, data: Any, **more: Any) -> Any:
         world = self.world
@@ -118,7 +121,7 @@ class Messages:
             data.nbytes, world.group.timeout_s, keep=data, **more,
         )  # fmt: skip
         try:
-            work.start()
+            work.start(outlives=True)
         except ValueError as error:
             raise Exception(constants.ERR_BUFFER, str(error)) from None
         if not work.ended():
@@ -195,29 +198,49 @@ class Receive(Transfer):
     places: the rank in the communicator of each rank of the world.
     """
 
+    _found: Any = None
+
     def __init__(self, world: World, work: Any, capacity: int, places: Any) -> None:
         self._world, self._work, self._capacity, self._places = world, work, capacity, places
 
+    @property
+    def source(self) -> int:  # type: ignore[override]
+        """The rank that sent the message."""
+        return constants.ANY_SOURCE if self._found is None else int(self._places[self._found.source])
+
+    @property
+    def tag(self) -> int:  # type: ignore[override]
+        """The message's tag."""
+        return constants.ANY_TAG if self._found is None else int(self._found.tag)
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        """The bytes received."""
+        return 0 if self._found is None else min(self._found.nbytes, self._capacity)
+
     def _finish(self, work: Any) -> None:
-        super()._finish(work)
+        try:
+            work.wait()
+        except BaseException:
+            self.done = work.done()
+            raise
+        self.done = True
         if work.cancelled:
             self.cancelled = True
             return
-        found = work.receive_status()
-        self.source, self.tag, self.nbytes = self._places[found.source], found.tag, found.nbytes
+        found = self._found = work.receive_status()
+        if found.nbytes > self._capacity:
+            raise truncated(self.source, self.tag, found.nbytes, self._capacity)
         self._use(work)
 
-    def _use(self, work: Any) -> None:  # noqa: ARG002
-        if self.nbytes > self._capacity:
-            sent, self.nbytes = self.nbytes, self._capacity
-            raise truncated(self.source, self.tag, sent, self.nbytes)
+    def _use(self, work: Any) -> None:
+        """What is done with the message."""
 
 
 class WholeReceive(Receive):
     """A receive of a collective, whose ranks agree on the number of bytes."""
 
-    def _use(self, work: Any) -> None:
-        super()._use(work)
+    def _use(self, work: Any) -> None:  # noqa: ARG002
         if self.nbytes < self._capacity:
             text = f"rank {self.source} has sent {self.nbytes} bytes, this rank expects {self._capacity}"
             raise Exception(constants.ERR_TRUNCATE, f"the ranks' counts or types differ: {text}")
@@ -230,8 +253,7 @@ class BlockReceive(Receive):
         super().__init__(world, work, room.nbytes, places)
         self._room, self._block = room, block
 
-    def _use(self, work: Any) -> None:
-        super()._use(work)
+    def _use(self, work: Any) -> None:  # noqa: ARG002
         if not self._block.dense:
             self._block.fill(self._room[: self.nbytes])
 
@@ -245,13 +267,8 @@ def truncated(source: int, tag: int, sent: int, room: int) -> Exception:
 class BytesReceive(Receive):
     """A receive of any length: its value is the bytes, or what `load` makes of them."""
 
-    def __init__(self, world: World, work: Any, places: Any, load: Any) -> None:
-        super().__init__(world, work, 0, places)
-        self._load = load
-
     def _use(self, work: Any) -> None:
-        found = work.result()
-        self.value = found if self._load is None else self._load(found)
+        self.value = work.result()
 
 
 def as_bytes(data: Any) -> Any:

@@ -36,7 +36,7 @@ def _plain(x: Any) -> bool:
     return type(x) is np.ndarray and x.dtype.char in _PLAIN and x.flags.c_contiguous
 
 
-class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handle):
+class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.BufferExporter):
     """Memory of every rank of a communicator, which all of them use."""
 
     _state: Any
@@ -58,6 +58,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
     ) -> Any:
         """A window of new memory, of zeros."""
         memory = empty(_size(size), np.uint8)  # other ranks can map it
+        memory.fill(0)  # it may lie where an array was whose pages the system kept
         return cls._made(comm, constants.WIN_FLAVOR_ALLOCATE, memory, disp_unit, info)
 
     @classmethod
@@ -74,7 +75,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
 
     @classmethod
     def _made(cls, comm: Intracomm, flavor: int, memory: Any, unit: int, info: Info) -> Any:
-        state = WindowState(comm, flavor, memory, unit)
+        state = WindowState(comm, flavor, memory, whole(unit, "disp_unit"))
         if info:
             state.info = dict(info.items())
         return cls._of(state)

@@ -78,6 +78,24 @@ def check_movements(comm: MPI.Intracomm) -> None:
         part = np.empty(counts[comm.rank], "i")
         comm.Scatterv([everything, counts], part, root)
         np.testing.assert_array_equal(part, mine)
+    apart = MPI.INT.Create_resized(0, 8).Commit()  # every other place; rank 0 gives nothing
+    fewer, places = [rank * 2 for rank in range(comm.size)], [rank * rank for rank in range(comm.size)]
+    spread, own = np.full(2 * comm.size**2, -1, "i"), np.full(fewer[comm.rank], comm.rank, "i")
+    expected = spread.copy()
+    for rank, (place, n) in enumerate(zip(places, fewer, strict=True)):
+        expected[2 * place : 2 * (place + n) : 2] = rank
+    comm.Allgatherv(own, [spread, fewer, places, apart])
+    np.testing.assert_array_equal(spread, expected)
+    part = np.empty(fewer[comm.rank], "i")
+    comm.Scatterv([spread, fewer, places, apart] if comm.rank == 0 else None, part)
+    np.testing.assert_array_equal(part, own)
+    comm.Gatherv(part, [spread := np.full_like(expected, -1), fewer, places, apart])
+    np.testing.assert_array_equal(spread, expected if comm.rank == 0 else -1)
+    sent = np.repeat(np.arange(comm.size) + 100 * comm.rank, counts)  # rank + 1 numbers to each rank
+    got = np.empty(comm.size * counts[comm.rank], int)
+    comm.Alltoallv([sent, counts], [got, counts[comm.rank]])
+    np.testing.assert_array_equal(got, np.repeat(100 * np.arange(comm.size) + comm.rank, comm.rank + 1))
+    apart.Free()
     table = np.arange(comm.size**2).reshape(comm.size, comm.size)
     row = table[comm.rank].copy()
     comm.Alltoall(MPI.IN_PLACE, row)
@@ -161,6 +179,10 @@ def check_mistakes(comm: MPI.Intracomm) -> None:
         (lambda: comm.Allreduce(x, np.zeros(3)), ValueError, None),
         (lambda: comm.Allreduce(x, np.zeros(4), MPI.BAND), MPI.Exception, MPI.ERR_OP),
         (lambda: comm.Recv(b"abc", comm.rank), BufferError, None),
+        (lambda: comm.Recv(x, None), TypeError, None),
+        (lambda: comm.Irecv(x, None), TypeError, None),
+        (lambda: comm.recv(source=None), TypeError, None),
+        (lambda: comm.irecv(source=None), TypeError, None),
         (lambda: comm.scatter([1] * (comm.size + 1), comm.rank), ValueError, None),
         (lambda: MPI.COMM_NULL.Barrier(), MPI.Exception, MPI.ERR_COMM),
         # A float counts as a rank, a tag or a root, and nowhere else: mpi4py refuses these, too.
@@ -168,10 +190,15 @@ def check_mistakes(comm: MPI.Intracomm) -> None:
         (lambda: comm.Alltoallv([x, np.array([3.1] * comm.size)], [x, 0]), TypeError, None),
         (lambda: comm.Get_group().Incl([0.0]), TypeError, None),
         (lambda: comm.Create_graph([1.0], [0]), TypeError, None),
+        (lambda: comm.Create_cart([comm.size], ["periodic"]), TypeError, None),
         (lambda: MPI.INT.Create_indexed([1.0], [0]), TypeError, None),
     ]
     assert comm.bcast(comm.rank, 0.0) == 0
     assert comm.sendrecv(7, float(comm.rank), 3.0, source=np.float64(comm.rank), recvtag=3.0) == 7
+    assert comm.Get_group().Range_incl([(0.0, comm.size / 1, 2.0 * comm.size)]).size == 1
+    line = comm.Create_cart([comm.size], [True])
+    assert line.Get_coords(float(comm.rank)) == [comm.rank]
+    assert line.Shift(0.0, 1.0)[1] == (comm.rank + 1) % comm.size
     for call, error, code in rows:
         try:
             call()
@@ -269,6 +296,21 @@ def check_synchronous_send() -> None:
     world.Barrier()
 
 
+def check_a_message_of_parts() -> None:
+    """It is sent when all its parts are ready."""
+    sent, got = np.arange(6.0) + world.rank, np.zeros(6)
+    ahead, behind = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    send, receive = world.Psend_init(sent, 3, ahead, 5), world.Precv_init(got, 3, behind, 5)
+    MPI.Prequest.Startall([send, receive])
+    send.Pready_list([2, 0])
+    send.Pready(1)
+    MPI.Request.Waitall([send, receive])
+    assert receive.Parrived(0)
+    assert got.tolist() == (np.arange(6.0) + behind).tolist()
+    send.Free()
+    receive.Free()
+
+
 def check_one_buffer_of_many_receives() -> None:
     """As benchmarks of bandwidth do: what the buffer then has is one of the messages."""
     ahead, behind = (world.rank + 1) % world.size, (world.rank - 1) % world.size
@@ -293,4 +335,5 @@ if world.size <= 2:
     check_sizes_that_differ()
 check_synchronous_send()
 check_one_buffer_of_many_receives()
+check_a_message_of_parts()
 print("all is well")

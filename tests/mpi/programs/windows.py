@@ -42,6 +42,8 @@ def operations() -> None:
         (MPI.SUM, "c16", 3, 4j, 3 + 4j), (MPI.SUM, "g", 3, 4, 7), (MPI.BOR, "i8", 1, 6, 7),
     )  # fmt: skip
     win = MPI.Win.Allocate(16, 1, comm=comm)
+    np.frombuffer(win, np.uint8)[:] = 7  # a window is memory, as in mpi4py's tutorial
+    assert bytes(win.tomemory()) == bytes([7]) * 16
     for op, code, old, new, expected in rows:
         dtype = np.dtype(code)
         cell, former = np.array([old], dtype), np.zeros(1, dtype)

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 import unisono as un
 
 
@@ -70,6 +72,24 @@ def memory_of_a_group(staging: str) -> None:
     expect(un.RendezvousError, meet)
 
 
+def thread_of_a_message(_: str) -> None:
+    """What could not begin was not posted: the next message takes its place."""
+    group, x = meet(), np.zeros(1 << 20)
+    if group.rank == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        lower(resource.RLIMIT_AS, used + (1 << 20))
+        expect(un.UnisonoError, lambda: group.isend(x, 1))
+        expect(un.UnisonoError, lambda: group.irecv(x, 1))
+        lower(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])
+        x += 1
+        group.isend(x, 1).wait()
+    else:
+        group.recv(x, 0)
+        print(x.min())
+    group.barrier()
+    group.close()
+
+
 def size_of_a_file(path: str) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with un.FileStore(path, linger_s=0) as store:
@@ -80,7 +100,10 @@ def size_of_a_file(path: str) -> None:
         print(store.get("k").decode())
 
 
-WHERE = (files_of_a_subgroup, files_of_a_store, files_of_a_meeting, memory_of_a_group, size_of_a_file)
+WHERE = (
+    files_of_a_subgroup, files_of_a_store, files_of_a_meeting, memory_of_a_group, thread_of_a_message,
+    size_of_a_file,
+)  # fmt: skip
 
 if __name__ == "__main__":
     {each.__name__: each for each in WHERE}[sys.argv[1]](sys.argv[2])

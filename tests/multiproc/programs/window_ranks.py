@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -83,6 +84,29 @@ def survive(call: object) -> None:
     except un.PeerLost as error:
         print(f"PeerLost of rank {error.rank}", flush=True)
         time.sleep(0.5)  # the others, too
+
+
+def closed(group: Group) -> None:
+    """Rank 0 closes its group while a thread of it waits in a call of a window."""
+    window, found = group.window(np.zeros(1)), []
+    group.barrier()
+    if group.rank != 0:
+        survive(group.barrier)
+        return
+
+    def wait() -> None:
+        try:
+            window.fence()
+        except un.GroupClosed:
+            found.append("GroupClosed")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.3)
+    begun = time.monotonic()
+    group.close()
+    thread.join()
+    print(*found, "at once" if time.monotonic() - begun < 2 else "late")
 
 
 def forked(group: Group) -> None:

@@ -41,10 +41,6 @@ def alone(make: Any, given: Any) -> tuple[nn.Module, AveragedModel]:
     return model, average
 
 
-def made(make: Any, plan: up.Plan) -> up.Run:
-    return begun(plan, make)
-
-
 def trained(run: up.Run, given: Any, ema: up.EMA) -> None:
     for batch in run.shard(given):
         run.step(batch)
@@ -64,7 +60,7 @@ def check_averages_are_those_of_one_process(folder: Path) -> None:
     wanted = functional.cross_entropy(average(x), y).item()
     plans = swept(PLANS[2::2], (*PLANS[:2], *PLANS[3::2]))
     for number, plan in enumerate(plans):
-        run = made(plain, plan)
+        run = begun(plan, plain)
         ema = up.EMA(run, DECAY)
         trained(run, given, ema)
         ema.update()  # no step since
@@ -81,7 +77,7 @@ def check_averages_are_those_of_one_process(folder: Path) -> None:
         close(run.state_dict(), model)
         run.save(folder / str(number), also={"ema": ema})
     for number, _ in enumerate(plans):  # each is loaded under another plan
-        run = made(plain, plans[number - 2])
+        run = begun(plans[number - 2], plain)
         ema = up.EMA(run, DECAY)
         run.load(folder / str(number), also={"ema": ema})
         assert ema.updates == 5
@@ -96,7 +92,7 @@ def check_averages_are_those_of_one_process(folder: Path) -> None:
 def check_shards_stay_shards(folder: Path) -> None:
     """A rank keeps averages of what it holds."""
     total = sum(p.numel() for p in seeded(plain).parameters())
-    run = made(plain, up.Plan(data=2, zero=3))
+    run = begun(up.Plan(data=2, zero=3), plain)
     held = sum(value.to_local().numel() for value in up.EMA(run).tensors().values())
     assert held <= total / 2 + 16
 
@@ -121,7 +117,7 @@ def check_low_precision_and_frozen_parameters(folder: Path) -> None:
         assert "0.weight" not in ema.tensors()
         where = folder / f"frozen {zero}"
         run.save(where, also={"ema": ema})
-        other = made(plain, up.Plan(tensor=2))
+        other = begun(up.Plan(tensor=2), plain)
         averages = up.EMA(other, DECAY)
         other.load(where, also={"ema": averages})
         with averages.applied():
@@ -132,7 +128,7 @@ def check_low_precision_and_frozen_parameters(folder: Path) -> None:
 
 def check_fused_layers_that_a_plan_splits(folder: Path) -> None:
     given = vectors(3)
-    runs = {plan: made(Fused, plan) for plan in (up.Plan(tensor=2), up.Plan(data=2))}
+    runs = {plan: begun(plan, Fused) for plan in (up.Plan(tensor=2), up.Plan(data=2))}
     for number, (plan, run) in swept([*enumerate(runs.items())][:1], [*enumerate(runs.items())][1:]):
         ema = up.EMA(run, DECAY)
         trained(run, given, ema)
@@ -140,7 +136,7 @@ def check_fused_layers_that_a_plan_splits(folder: Path) -> None:
             wanted = run.state_dict()
         where = folder / f"fused {number}"
         run.save(where, also={"ema": ema})
-        other = made(Fused, next(one for one in runs if one is not plan))
+        other = begun(next(one for one in runs if one is not plan), Fused)
         averages = up.EMA(other)
         other.load(where, also={"ema": averages})
         with averages.applied():
@@ -149,7 +145,7 @@ def check_fused_layers_that_a_plan_splits(folder: Path) -> None:
 
 
 def check_wrong_use_is_named(folder: Path) -> None:
-    run = made(plain, up.Plan(data=2))
+    run = begun(up.Plan(data=2), plain)
     for decay, kind, says in (
         (1.0, ValueError, "decay is 1.0; it must be at least 0 and below 1"),
         (-0.1, ValueError, "decay is -0.1"),
@@ -161,9 +157,9 @@ def check_wrong_use_is_named(folder: Path) -> None:
     with pytest.raises(TypeError, match="run is a Sequential, expected what parallelize returned"):
         up.EMA(run.model)
     with pytest.raises(ValueError, match=r"EMA is not for Plan\(swap='memory'\)"):
-        up.EMA(made(plain, up.Plan(data=2, swap="memory")))
+        up.EMA(begun(up.Plan(data=2, swap="memory"), plain))
     with pytest.raises(ValueError, match=r"EMA is not for Plan\(local_steps=2\)"):
-        up.EMA(made(plain, up.Plan(data=2, local_steps=2)))
+        up.EMA(begun(up.Plan(data=2, local_steps=2), plain))
     run.save(folder)
     with pytest.raises(ValueError, match="the checkpoint has no 'ema'; it has nothing beside"):
         run.load(folder, also={"ema": up.EMA(run)})

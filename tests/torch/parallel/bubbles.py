@@ -1,7 +1,6 @@
 """Bubbles of stages that sleep, beside the formulas. `main(rank, size, folder)`."""
 
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono.parallel as up
-import unisono.torch  # noqa: F401
 from inside_parallel import Action, predict
 from inside_parallel import schedule as plan_of
+from parallel.group_of_a_job import process_group
 
 SECONDS = 0.3  # of a forward, on one rank
 
@@ -87,10 +86,5 @@ def check(p: int) -> None:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
-    )
-    check(size)
-    dist.destroy_process_group()
+    with process_group(rank, size, folder):
+        check(size)

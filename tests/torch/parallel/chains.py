@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
 
 import unisono.parallel as up
-import unisono.torch  # noqa: F401
 from parallel import strategies
+from parallel.group_of_a_job import process_group
 from unisono.parallel.layouts.operators import RULES, rule_of
 
 CHAINS = 60
@@ -291,20 +290,15 @@ def check_refusals() -> None:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
-    )
-    for seed in range(SIZES.index(size), CHAINS, len(SIZES)):
-        check_chain(seed)
-    check_every_operator()
-    check_what_dtensor_left()
-    check_refusals()
-    if size > 1:
-        check_moves()
-    if size in (2, 4, 8):
-        check_matmuls()
-    if size == 8:
-        strategies.check_the_program_of_the_text(folder)
-    dist.destroy_process_group()
+    with process_group(rank, size, folder):
+        for seed in range(SIZES.index(size), CHAINS, len(SIZES)):
+            check_chain(seed)
+        check_every_operator()
+        check_what_dtensor_left()
+        check_refusals()
+        if size > 1:
+            check_moves()
+        if size in (2, 4, 8):
+            check_matmuls()
+        if size == 8:
+            strategies.check_the_program_of_the_text(folder)

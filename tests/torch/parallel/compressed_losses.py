@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
-import unisono.torch  # noqa: F401
 from parallel import models
+from parallel.group_of_a_job import process_group
 
 RUNS = {"gpt": (400, 8, 5e-3), "mlp": (800, 32, 3e-3)}  # steps, rows of all ranks, learning rate
 WAYS = {
@@ -40,10 +39,7 @@ def final_loss(name: str, settings: Any, rank: int, size: int) -> float:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=size)
-    found = {n: {w: final_loss(n, s, rank, size) for w, s in WAYS.items()} for n in RUNS}
+    with process_group(rank, size, folder):
+        found = {n: {w: final_loss(n, s, rank, size) for w, s in WAYS.items()} for n in RUNS}
     if rank == 0:
         (folder / "losses.json").write_text(json.dumps(found))
-    dist.destroy_process_group()

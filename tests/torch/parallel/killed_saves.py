@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +16,37 @@ import torch.distributed as dist
 from torch.nn import functional
 
 import unisono.parallel as up
-import unisono.torch  # noqa: F401
 from parallel import models
+from parallel.group_of_a_job import process_group
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "open")
 
 
 def main(rank: int, size: int, folder: Path, shared: str, culprit: str, event: str, step: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    run = up.parallelize(
-        models.make("mlp"),
-        up.Plan(data=size, zero=2),
-        optimizer=lambda p: torch.optim.AdamW(p, lr=0.1),
-        loss=functional.cross_entropy,
-    )
-    left = loaded(run, Path(shared))
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(shared, ignore_errors=True)
-        (folder / "left").write_text(left)
-    (batch,) = run.shard(models.vector_batches(1, 8))
-    run.steps = 0
-    run.step(batch)
-    run.save(shared)
-    note(run, Path(shared), "before")
-    run.step(batch)
-    run.steps = int(step)  # 1: in the place of what was saved before
-    note(run, Path(shared), "after")
-    dist.barrier()
-    if rank == int(culprit):
-        die_at(int(event), shared)
-    run.save(shared, keep=1)
-    dist.destroy_process_group()
+    with process_group(rank, size, folder, limit_s=60):
+        run = up.parallelize(
+            models.make("mlp"),
+            up.Plan(data=size, zero=2),
+            optimizer=lambda p: torch.optim.AdamW(p, lr=0.1),
+            loss=functional.cross_entropy,
+        )
+        left = loaded(run, Path(shared))
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(shared, ignore_errors=True)
+            (folder / "left").write_text(left)
+        (batch,) = run.shard(models.vector_batches(1, 8))
+        run.steps = 0
+        run.step(batch)
+        run.save(shared)
+        note(run, Path(shared), "before")
+        run.step(batch)
+        run.steps = int(step)  # 1: in the place of what was saved before
+        note(run, Path(shared), "after")
+        dist.barrier()
+        if rank == int(culprit):
+            die_at(int(event), shared)
+        run.save(shared, keep=1)
 
 
 def loaded(run: up.Run, shared: Path) -> str:

@@ -1,10 +1,13 @@
 """What a plan finds in a model and leaves there: hooks, attributes, names of modules. On two ranks."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import unisono.parallel as up
 from parallel import models
@@ -63,3 +66,21 @@ def check_the_first_batch_is_the_sample(folder: Path) -> None:
     assert run.optimizer
     assert run.epoch == 2
     assert abs(first - run.step(IMAGES[0])) < 1e-5
+
+
+def check_a_run_that_nothing_refers_to_is_freed(folder: Path) -> None:
+    """With its model and its moments."""
+
+    def used(plan: dict[str, Any]) -> dict[str, weakref.ref[Any]]:
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+        run = up.parallelize(model, up.Plan(**plan), optimizer=adamw, loss=nn.functional.mse_loss)
+        run.step((torch.ones(4, 4), torch.zeros(4, 4)))
+        run.close()
+        return {"run": weakref.ref(run), "model": weakref.ref(model), "optimizer": weakref.ref(run.optimizer)}
+
+    plans: list[dict[str, Any]] = [{"data": 2}, {"data": 2, "zero": 2}, {"pipeline": 2, "micro_batches": 2}]
+    for plan in [*plans, {"data": 2, "swap": "memory"}]:
+        left = used(plan)
+        gc.collect()
+        kept = [name for name, ref in left.items() if ref() is not None]
+        assert not kept, (kept, plan)

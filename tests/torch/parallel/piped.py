@@ -5,7 +5,6 @@
 
 import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import unisono.parallel as up
-import unisono.torch  # noqa: F401
 
 STEPS, ROWS = 4, 12
 
@@ -93,13 +91,10 @@ def compare(rank: int, size: int, folder: Path, devices: list[str]) -> None:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
-    )
-    compare(rank, size, folder, ["cpu", "cpu"])
-    dist.destroy_process_group()
+    from parallel.group_of_a_job import process_group  # not where this is a script
+
+    with process_group(rank, size, folder):
+        compare(rank, size, folder, ["cpu", "cpu"])
 
 
 def on_gpus(backend: str, folder: str) -> None:

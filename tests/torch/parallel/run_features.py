@@ -5,7 +5,6 @@ import json
 import re
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import unisono.torch  # noqa: F401
 from effort import SWEEP
 from inside_parallel import PlanMesh
 from parallel import models, sweep
+from parallel.group_of_a_job import process_group
 from parallel.plain_training import local
 from unisono.parallel import sharded_parameters
 from unisono.parallel.step_trace import trace_step
@@ -266,15 +266,10 @@ def check_evaluate_changes_nothing(folder: Path) -> None:
 
 def in_group(rank: int, size: int, folder: Path, check: Callable[[Path], None]) -> None:
     """Run a check as one rank of a group of its own; its models have units as large ones have them."""
-    torch.set_num_threads(1)
     sharded_parameters.SMALL_MODEL_BYTES = 0
     warnings.filterwarnings("error", message=".*returned a view tensor")
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
-    )
-    check(folder)
-    dist.destroy_process_group()
+    with process_group(rank, size, folder):
+        check(folder)
 
 
 # ---- what `up.Progress` says: model FLOPs utilization, and batches that are dicts ----

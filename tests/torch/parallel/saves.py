@@ -5,16 +5,12 @@ Jobs are JSON: what to do, the plan, the model.
 
 import json
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 import unisono.parallel as up
-import unisono.torch  # noqa: F401
 from parallel import models
+from parallel.group_of_a_job import process_group
 
 STEPS, ROWS = 6, 12
 COMPRESSIONS = {
@@ -28,17 +24,12 @@ def trained(run: up.Run, batches: list[Any]) -> list[float]:
 
 
 def main(rank: int, size: int, folder: Path, shared: str, *jobs: str) -> None:
-    torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*returned a view tensor")
     warnings.filterwarnings("ignore", message=".*TypedStorage")
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
-    )
-    losses = [work(Path(shared), json.loads(job)) for job in jobs]
+    with process_group(rank, size, folder):
+        losses = [work(Path(shared), json.loads(job)) for job in jobs]
     if rank == 0:
         (folder / "losses.json").write_text(json.dumps(losses))
-    dist.destroy_process_group()
 
 
 def work(shared: Path, job: dict[str, Any]) -> list[float]:

@@ -37,7 +37,7 @@ class MatMulCell(nn.Module):
 class Net(nn.Module):
     """The program of the text: two products, each with its strategy over `k` ranks."""
 
-    def __init__(self, k: int, cut: Cut = up.shard) -> None:
+    def __init__(self, k: int = 1, cut: Cut = plain) -> None:
         super().__init__()
         self.cell1 = MatMulCell(16, 32, ((k, 1), (1, 1)), cut)
         self.cell2 = MatMulCell(32, 4, ((1, 1), (1, k)), cut)
@@ -49,7 +49,7 @@ class Net(nn.Module):
 class Mixed(nn.Module):
     """Sharded calls, layers that the tensor axis cuts, and DTensor's own operators between."""
 
-    def __init__(self, k: int, cut: Cut = up.shard) -> None:
+    def __init__(self, k: int = 1, cut: Cut = plain) -> None:
         super().__init__()
         self.before = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
         self.w, self.v = nn.Parameter(torch.randn(16, 24) * 0.2), nn.Parameter(torch.randn(24, 16) * 0.2)
@@ -66,7 +66,7 @@ class Mixed(nn.Module):
 class Convolutions(nn.Module):
     """Rows cut, then channels; the last product has rows in uneven parts."""
 
-    def __init__(self, k: int, cut: Cut = up.shard) -> None:
+    def __init__(self, k: int = 1, cut: Cut = plain) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.randn(4, 1, 3, 3) * 0.3)
         self.v, self.b = nn.Parameter(torch.randn(8, 4, 2, 2) * 0.3), nn.Parameter(torch.randn(8))
@@ -90,7 +90,7 @@ def compare(make: Any, plan: up.Plan, batches: Any = BATCHES) -> None:
     with up.record() as moves:
         losses = [run.step(batch) for batch in run.shard(batches)]
     named = {entry.where for entry in moves}
-    if make is mixed and run.mesh.stage == 0:  # which calls operators, where a model has stages
+    if make is Mixed and run.mesh.stage == 0:  # which calls operators, where a model has stages
         assert {"matmul, input 1, backward", "whole"} <= named, str(moves)
     torch.testing.assert_close(losses, wanted.losses, rtol=1e-5, atol=1e-5, msg=str(plan))
     for name, value in run.state_dict().items():
@@ -103,9 +103,13 @@ def check_the_program_of_the_text(_folder: Path) -> None:
     ranks = dist.get_world_size() // 2
     plan = up.Plan(tensor=ranks, pipeline=2, micro_batches=4)
     batches = models.vector_batches(3, 4 * ranks)
-    compare(network, plan, batches)
+    compare(Net, plan, batches)
     run = up.parallelize(
-        Net(ranks), plan, loss=functional.cross_entropy, optimizer=sgd, sample=torch.zeros(ranks, 16)
+        Net(ranks, up.shard),
+        plan,
+        loss=functional.cross_entropy,
+        optimizer=sgd,
+        sample=torch.zeros(ranks, 16),
     )
     (batch,) = run.shard(batches[:1])
     run.step(batch)
@@ -122,29 +126,17 @@ def check_the_program_of_the_text(_folder: Path) -> None:
     run.close()
 
 
-def network(k: int = 1, cut: Cut = plain) -> nn.Module:
-    return Net(k, cut)
-
-
-def mixed(k: int = 1, cut: Cut = plain) -> nn.Module:
-    return Mixed(k, cut)
-
-
-def convolutions(k: int = 1, cut: Cut = plain) -> nn.Module:
-    return Convolutions(k, cut)
-
-
 def check_every_axis(_folder: Path) -> None:
     two = {"data": 2, "tensor": 2}
     stages = {"pipeline": 2, "tensor": 2, "micro_batches": 2}
     usual = [
-        (mixed, {**two, "zero": 3}),
-        (mixed, {**two, "recompute": True, "micro_batches": 2}),
-        (mixed, {"tensor": 4, "sequence": True}),
-        (mixed, {**stages, "schedule": "zb-h1"}),
-        (convolutions, two),
+        (Mixed, {**two, "zero": 3}),
+        (Mixed, {**two, "recompute": True, "micro_batches": 2}),
+        (Mixed, {"tensor": 4, "sequence": True}),
+        (Mixed, {**stages, "schedule": "zb-h1"}),
+        (Convolutions, two),
     ]
-    more = [(mixed, {"tensor": 4}), (mixed, two), (mixed, stages), (convolutions, {"tensor": 4})]
+    more = [(Mixed, {"tensor": 4}), (Mixed, two), (Mixed, stages), (Convolutions, {"tensor": 4})]
     for make, given in swept(usual, more):
         compare(make, up.Plan(**given))
 
@@ -152,17 +144,17 @@ def check_every_axis(_folder: Path) -> None:
 def check_uneven_rows(_folder: Path) -> None:
     """Six rows over four ranks: 2, 1, 2 and 1."""
     uneven = [(x[:6], y[:6]) for x, y in BATCHES]
-    for make in (mixed, convolutions):
+    for make in (Mixed, Convolutions):
         compare(make, up.Plan(tensor=4), uneven)
 
 
 def check_a_loss_in_parts(_folder: Path) -> None:
     """A loss that is sharded is made whole."""
     loss = up.shard(functional.cross_entropy, ((2, 1), (2,)))
-    wanted = alone(network, BATCHES, functional.cross_entropy, optimizer=sgd).losses
+    wanted = alone(Net, BATCHES, functional.cross_entropy, optimizer=sgd).losses
     for plan in (up.Plan(data=2, tensor=2), up.Plan(pipeline=2, tensor=2, micro_batches=2)):
         torch.manual_seed(0)
-        run = up.parallelize(Net(2), plan, loss=loss, optimizer=sgd, sample=torch.zeros(2, 16))
+        run = up.parallelize(Net(2, up.shard), plan, loss=loss, optimizer=sgd, sample=torch.zeros(2, 16))
         losses = [run.step(batch) for batch in run.shard(BATCHES)]
         torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=1e-5)
 

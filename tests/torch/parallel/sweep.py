@@ -4,16 +4,12 @@ import importlib.util
 import itertools
 import json
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import torch.distributed as dist
-
 import unisono.parallel as up
-import unisono.torch  # noqa: F401
 from parallel import models, reference_training
+from parallel.group_of_a_job import process_group
 from unisono.torch_internals import find, fsdp
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zbv")
@@ -89,22 +85,17 @@ def fast(size: int) -> list[Trial]:
 
 
 def main(rank: int, size: int, folder: Path, which: str) -> None:
-    torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*returned a view tensor")
-    store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group(
-        "unisono", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=150)
-    )
-    steps = STEPS if which == "all" else 5
-    results = {}
-    for trial in trials(size) if which == "all" else fast(size):
-        losses = train(trial, steps)
+    with process_group(rank, size, folder):
+        steps = STEPS if which == "all" else 5
+        results = {}
+        for trial in trials(size) if which == "all" else fast(size):
+            losses = train(trial, steps)
+            if rank == 0:
+                results[str(trial)] = difference(trial, losses)
+                print(f"{results[str(trial)]:.1e} {trial}", flush=True)
         if rank == 0:
-            results[str(trial)] = difference(trial, losses)
-            print(f"{results[str(trial)]:.1e} {trial}", flush=True)
-    if rank == 0:
-        (folder / "results.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+            (folder / "results.json").write_text(json.dumps(results))
 
 
 def train(trial: Trial, steps: int) -> list[float]:

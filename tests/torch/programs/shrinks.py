@@ -288,18 +288,10 @@ def store_ends(rank: int, size: int) -> None:
     dist.barrier()
     if rank == 1:
         return
-    connect = ProcessGroupUnisono._store_at
-
-    def late(*given, **named):
-        if rank == 2:
-            die()
-        time.sleep(1.0 if rank == 3 else 0.0)
-        return connect(*given, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProcessGroupUnisono, "_store_at", late)
-        with pytest.raises(PeerLost, match="rank 2 .*is lost, too"):
-            dist.shrink_group([1], shrink_flags=SHRINK_ABORT)
+    connect, before = ProcessGroupUnisono._store_at, {0: list, 2: die, 3: lambda: time.sleep(1)}[rank]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PeerLost, match="rank 2 .*is lost, too"):
+        patch.setattr(ProcessGroupUnisono, "_store_at", lambda *at, **more: before() or connect(*at, **more))
+        dist.shrink_group([1], shrink_flags=SHRINK_ABORT)
     dist.shrink_group([1, 2], shrink_flags=SHRINK_ABORT)
     check_world(2, rank // 3)
 

@@ -68,10 +68,19 @@ def limit_errors(kind: type[UnisonoError], doing: str, descriptors: str = "") ->
         raise kind(f"{doing}: {limit_text(error, descriptors)}") from error
 
 
+def limit_error(error: OSError) -> Exception:
+    """What a call of a group raises for an error of the system: a UnisonoError if a limit is the cause."""
+    if not is_limit(error):
+        return error
+    named = UnisonoError(f"the call cannot begin: {limit_text(error)}")
+    named.__cause__ = error
+    return named
+
+
 def is_limit(error: BaseException | None) -> bool:
     """Whether an error says that a resource of the process or the machine is exhausted."""
-    if isinstance(error, OSError):
-        return error.errno in _ERRNOS
+    if isinstance(error, OSError) and error.errno in _ERRNOS:
+        return True
     return isinstance(error, MemoryError) or _is_no_thread(error)
 
 

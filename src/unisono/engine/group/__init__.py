@@ -17,7 +17,6 @@ The engine's groups:
 native.py               NativeGroup, connect
 native_planning.py      choose, lower and bind a call
 message_planning.py     the works of messages
-message_contexts.py     the contexts of duplicates
 reproducibility.py      algorithms with the canonical order
 custom_algorithms.py    algorithms of the caller
 parent_group.py         the parent while a subgroup is made

@@ -177,7 +177,7 @@ class ExternalMessageWork(ExternalWork, MessageWork):
         # Two ranks that both send first must not wait for each other, whatever the library buffers.
         self._buffered = self._kind in ("send", "send_object") and planner.driver.device == "cpu"
 
-    def start(self) -> None:  # type: ignore[override]
+    def start(self, outlives: bool = False) -> None:  # type: ignore[override]  # noqa: ARG002
         """See `MessageWork.start`."""
         driver, transfer = self._planner.driver, self._transfer
         array = driver.copy(self._array) if self._buffered else self._array

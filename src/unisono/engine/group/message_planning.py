@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from unisono import _native
@@ -13,9 +15,46 @@ from unisono.engine.group.arguments import OBJECT_FORM, MessageArguments
 from unisono.engine.group.planning import Planner
 from unisono.engine.group.work import MessageWork
 from unisono.engine.memory.buffers import DTYPES, ITEMSIZES
+from unisono.engine.operations.reduction import ReduceOp
 
 if TYPE_CHECKING:
-    from unisono.engine.group.message_contexts import MessageContexts
+    from unisono.engine.group.group import Group
+
+
+class MessageContexts:
+    """The contexts of the duplicates of one engine: numbers from 1, see csrc/protocol/message_tag.hpp."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def agree(self, group: Group) -> int:
+        """A number that no duplicate has on any rank; all ranks call it. It comes again as late as possible.
+
+        Raises:
+            ValueError: there is none.
+        """
+        import numpy as np
+
+        with self._lock:
+            used = np.zeros(_native.MOST_CONTEXTS + 1, np.bool_)
+            used[list(self._open)] = True
+            group.all_reduce(used, ReduceOp.BOR)
+            numbers = chain(range(self._last + 1, _native.MOST_CONTEXTS + 1), range(1, self._last + 1))
+            self._last = next((number for number in numbers if not used[number]), 0)
+            if self._last == 0:
+                raise ValueError(
+                    f"duplicate: all {_native.MOST_CONTEXTS} duplicates of group {group.name!r} are open; "
+                    "close some, or use subgroup()"
+                )
+            self._open.add(self._last)
+            return self._last
+
+    def free(self, number: int) -> None:
+        """A duplicate was closed."""
+        self._open.discard(number)
+
 
 P = TypeVar("P", bound="MessagePlanner")
 _OBJECT = DTYPES.index("uint8") | OBJECT_FORM
@@ -41,8 +80,6 @@ class MessagePlanner(Planner[_native.Engine]):
     @cached_property
     def contexts(self) -> MessageContexts:
         """The contexts of the group's duplicates; most groups have none."""
-        from unisono.engine.group.message_contexts import MessageContexts
-
         return MessageContexts()
 
     def duplicate(self: P, context: int) -> P:

@@ -176,7 +176,7 @@ def run(planner: Planner[Any], timeout: Seconds, *works: MessageWork) -> None:
 
 def begin(work: MessageWork) -> MessageWork:
     """Post a work that outlives the call."""
-    work.start()
+    work.start(outlives=True)
     if not work.ended():
         work.detach()
     return work

@@ -165,6 +165,7 @@ class NativePlanner(MessagePlanner):
                 self.admission_store.close()
             for end in list(self.leave_callbacks):  # another thread may end one, and remove it
                 end()
+            engine.wait_for_calls()  # not earlier: a call of a window ends with the window
             self.dropped_messages.close(engine.unsettled)  # not earlier: a thread may still move their bytes
 
     def drop(self) -> _native.Engine | None:

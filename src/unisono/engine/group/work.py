@@ -117,11 +117,12 @@ class MessageWork(Work):
     __slots__ = ()
 
     @abstractmethod
-    def start(self) -> None:
-        """Post it.
+    def start(self, outlives: bool = False) -> None:
+        """Post it. outlives: the call ends before it does.
 
         Raises:
-            ValueError: see `refuse_shared_memory`; nothing was posted.
+            ValueError: see `refuse_shared_memory`.  UnisonoError: no thread can be started that moves it
+                after the call. Nothing was posted.
         """
 
     def refuse_shared_memory(self) -> None:

@@ -110,7 +110,6 @@ Greeting = ServerWelcome | ServerChallenge | Rejection
 _decode_hello = msgspec.msgpack.Decoder(ClientHello).decode
 _decode_proof = msgspec.msgpack.Decoder(TokenProof).decode
 _decode_greeting = msgspec.msgpack.Decoder(Greeting).decode
-_decode_op = msgspec.msgpack.Decoder(Op).decode
 _decode_answer = msgspec.msgpack.Decoder(ReplyHeader).decode
 
 
