@@ -42,18 +42,17 @@ class Bytes {
   Py_buffer view_;
 };
 
-nb::object pack(nb::handle parts, bool refused) {
-  const size_t count = nb::len(parts);
+nb::object pack(const nb::list& parts, bool refused) {
+  const size_t count = parts.size();  // of the list itself, whatever a subclass's __len__ says
   nb::object made = checked(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(count * kPacket)));
   char* const start = PyByteArray_AsString(made.ptr());
   std::memset(start, 0, count * kPacket);
   uint64_t mark = refused ? kRefused : 0;
-  size_t number = 0;
-  for (const nb::handle part : parts) {
-    if (number == count) throw nb::value_error("the list has changed");
-    const Bytes bytes(part);
+  for (size_t i = 0; i < count; ++i) {
+    if (parts.size() != count) throw nb::value_error("the list has changed");  // by a part's __buffer__
+    const Bytes bytes(nb::borrow(parts[i]));
     const uint64_t length = little(bytes.all().size());
-    char* const packet = start + kPacket * number++;
+    char* const packet = start + kPacket * i;
     std::memcpy(packet, &length, sizeof length);
     if (bytes.all().size() > kRoom)
       mark |= kFollows;
@@ -112,7 +111,7 @@ void bind_packets(nb::module_& m) {
   m.attr("PACKET_NBYTES") = kPacket;
   m.def(
       "pack_packets", &pack, nb::arg("parts"), nb::arg("refused") = false,
-      nb::sig("def pack_packets(parts: collections.abc.Sequence[bytes], refused: bool = False) -> bytearray"),
+      nb::sig("def pack_packets(parts: list[bytes], refused: bool = False) -> bytearray"),
       "A packet for each of them. refused: they are texts why there are no objects.");
   m.def("unpack_packets", &unpack, nb::arg("packets"), nb::arg("refusal"),
         nb::sig("def unpack_packets(packets: bytearray, refusal: type[Exception]) -> "

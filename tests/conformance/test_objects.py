@@ -237,3 +237,14 @@ def test_a_finalizer_may_change_what_is_encoded() -> None:
             gc.set_threshold(*before)
     finally:
         gc.set_threshold(*before)
+
+
+def test_packets_are_those_of_the_list_itself() -> None:
+    class Lies(list[bytes]):
+        def __len__(self) -> int:
+            return 2**56  # packets of 256 bytes: a size of 0, and a crash
+
+    parts = [b"a", b"b" * 300]
+    assert _native.pack_packets(Lies(parts)) == _native.pack_packets(parts)
+    with pytest.raises(TypeError):
+        _native.pack_packets((b"a",))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ only among processes that trust each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from unisono import _native
@@ -55,7 +55,7 @@ class NotEncoded(ValueError):
         self.place = place
 
 
-def packets(parts: Sequence[bytes]) -> bytearray:
+def packets(parts: list[bytes]) -> bytearray:
     """Encoded objects, to send. Each rank that gets one of them learns whether they follow."""
     return _native.pack_packets(parts)
 
