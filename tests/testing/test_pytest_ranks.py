@@ -117,6 +117,15 @@ def test_report(test: str, outcomes: Ran) -> None:
     assert "native_planning" not in said  # a frame of ours
 
 
+def test_a_process_that_a_test_forks_reports_nothing(tmp_path: Path) -> None:
+    # It was a second rank, which answered for the tests that followed.
+    found = ran(tmp_path, "leaves_children")
+    failed = sorted(test for test in found.reports if found.outcome(test) == "failed")
+    assert failed == ["test_after[True0]", "test_after[True1]"], found.text
+    assert len(found.reports) == 7
+    assert "in the child" in found.said("test_forks[raises]")
+
+
 def test_session_report(outcomes: Ran) -> None:
     """Warnings of ranks come once; no process is left, not even one that a killed rank has started."""
     assert outcomes.text.count("UserWarning: mind the gap") == 1

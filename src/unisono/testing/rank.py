@@ -127,6 +127,7 @@ class _RankPlugin:
     def __init__(self, config: pytest.Config, channel: Connection) -> None:
         self._config = config
         self._channel = channel
+        self._pid = os.getpid()
         self._groups = config.stash[GROUPS] = Groups()
         self._items: dict[str, pytest.Item] = {}
         self._reports: list[Any] = []
@@ -142,7 +143,9 @@ class _RankPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run tests until the other end is closed, or says so; then end the fixtures of the session."""
         while (request := hear(self._channel)) and "run" in request:
-            say(self._channel, **self._answer(session, RankRequest(*request["run"])))
+            answer = self._answer(session, RankRequest(*request["run"]))
+            self._end_child(None)
+            say(self._channel, **answer)
         error = ""
         try:
             session._setupstate.teardown_exact(None)
@@ -164,6 +167,7 @@ class _RankPlugin:
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Any:
         """Say whether an error follows from another rank's, and let no other rank wait for this one."""
         excinfo: Any = call.excinfo
+        self._end_child(excinfo and excinfo.value)
         ours = excinfo is not None and isinstance(excinfo.value, UnisonoError)
         if ours and not self._config.option.fulltrace:
             # The frames of the test, as the launcher shows them. pytest reads them from the exception itself.
@@ -179,6 +183,19 @@ class _RankPlugin:
             self._failed = True
             self._broken |= self._groups.abandon(excinfo.value, unused=unused)
         return report
+
+    def _end_child(self, error: BaseException | None) -> None:
+        """End a process that a test has forked, and that has left the test: it must not answer, too."""
+        if os.getpid() == self._pid:
+            return
+        code = 0 if error is None else 1
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            traceback.print_exception(error)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Keep a report for the answer."""
