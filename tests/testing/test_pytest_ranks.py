@@ -119,7 +119,7 @@ def test_report(test: str, outcomes: Ran) -> None:
 
 def test_a_process_that_a_test_forks_reports_nothing(tmp_path: Path) -> None:
     # It was a second rank, which answered for the tests that followed.
-    found = ran(tmp_path, "leaves_children")
+    found = ran(tmp_path, "forks_and_leaves")
     failed = sorted(test for test in found.reports if found.outcome(test) == "failed")
     assert failed == ["test_after[True0]", "test_after[True1]"], found.text
     assert len(found.reports) == 7
