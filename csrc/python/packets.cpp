@@ -109,10 +109,9 @@ nb::object unpack(nb::handle packets, nb::handle refusal) {
 
 void bind_packets(nb::module_& m) {
   m.attr("PACKET_NBYTES") = kPacket;
-  m.def(
-      "pack_packets", &pack, nb::arg("parts"), nb::arg("refused") = false,
-      nb::sig("def pack_packets(parts: list[bytes], refused: bool = False) -> bytearray"),
-      "A packet for each of them. refused: they are texts why there are no objects.");
+  m.def("pack_packets", &pack, nb::arg("parts"), nb::arg("refused") = false,
+        nb::sig("def pack_packets(parts: list[bytes], refused: bool = False) -> bytearray"),
+        "A packet for each of them. refused: they are texts why there are no objects.");
   m.def("unpack_packets", &unpack, nb::arg("packets"), nb::arg("refusal"),
         nb::sig("def unpack_packets(packets: bytearray, refusal: type[Exception]) -> "
                 "tuple[bool, list[typing.Any]]"),
