@@ -186,6 +186,10 @@ class Transfer(Operation):
             self.done = work.done()
             raise
         self.done = True
+        self._accept(work)
+
+    def _accept(self, work: Any) -> None:
+        """What follows the end of a receive; a send has nothing to do."""
 
     def cancel(self) -> None:
         """See `Operation.cancel`: a receive that no message has matched."""
@@ -218,13 +222,7 @@ class Receive(Transfer):
         """The bytes received."""
         return 0 if self._found is None else min(self._found.nbytes, self._capacity)
 
-    def _finish(self, work: Any) -> None:
-        try:
-            work.wait()
-        except BaseException:
-            self.done = work.done()
-            raise
-        self.done = True
+    def _accept(self, work: Any) -> None:
         if work.cancelled:
             self.cancelled = True
             return
