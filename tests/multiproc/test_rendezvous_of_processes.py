@@ -16,7 +16,7 @@ import ranks
 import unisono as un
 from effort import HANG_S, cases, crossed, judge_time, times
 from python_runs import fine
-from unisono.engine.bootstrap.rank_assignment import WAITING
+from unisono.engine.bootstrap.world_names import WAITING
 from unisono.engine.store import FileStore, TCPStore
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"

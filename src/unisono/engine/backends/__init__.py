@@ -5,6 +5,7 @@ mpi.py                  MPI, through mpi4py
 pytorch.py              Gloo and NCCL, through PyTorch
 torch_requests.py       PyTorch's operations under way
 torch_store.py          Unisono's store as PyTorch's, and PyTorch's as Unisono's
+reduction_fallback.py   reductions that a library lacks, made exact
 availability.py         which backends this machine has
 """
 

@@ -10,13 +10,13 @@ import ctypes
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import reduce
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from unisono.engine.backends.driver import CompletedRequest, LibraryCall, LibraryDriver, LibraryRequest
+from unisono.engine.backends.reduction_fallback import reduce_gathered
 from unisono.engine.backends.torch_requests import (
     GlooMessageRequest,
     GlooRequest,
@@ -367,17 +367,3 @@ def _room(blocks: list[Tensor]) -> tuple[Tensor, Callable[[], None] | None]:
 def _overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two of them share memory."""
     return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
-
-
-def reduce_gathered(torch: Any, parts: Sequence[Any], op: ReduceOp) -> Any:
-    """The reduction of tensors, one after another. MIN and MAX propagate NaN."""
-    functions = {
-        ReduceOp.SUM: torch.add,
-        ReduceOp.PRODUCT: torch.mul,
-        ReduceOp.MIN: torch.minimum,
-        ReduceOp.MAX: torch.maximum,
-        ReduceOp.BAND: torch.bitwise_and,
-        ReduceOp.BOR: torch.bitwise_or,
-        ReduceOp.BXOR: torch.bitwise_xor,
-    }
-    return reduce(functions[op], parts)
