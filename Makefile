@@ -28,7 +28,7 @@ FUZZED := tests/fuzz/frames_fuzz.cpp tools/count_instructions.c
 FORMATTED := $(wildcard src tests tools benchmarks examples)
 
 ARGS ?=
-peer = $(BIN)/python -m venv .venv-$(1) && .venv-$(1)/bin/python -m pip --disable-pip-version-check install -q mpi4py $(2)
+peer = $(BIN)/python -m venv .venv-$(1) && .venv-$(1)/bin/python -m pip --disable-pip-version-check install -q numpy mpi4py $(2)
 say = @if [ -t 1 ] && [ "$${TERM:-dumb}" != dumb ]; then printf '\033[1m==> %s\033[0m\n' $(1); else echo "==>" $(1); fi
 install_torch = @$(BIN)/python tools/install_torch.py $(PYTORCH) $(1) $(TORCH_PIP)
 
