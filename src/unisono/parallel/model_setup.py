@@ -1,11 +1,10 @@
-"""Builds what trains from a model and a plan: cut on the tensor axis, staged, wrapped on the data axis."""
+"""A model that is ready to train: its parts, and what a step asks of them. `build.py` makes it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -13,41 +12,22 @@ from torch import Tensor, nn
 
 from unisono.torch_internals.training import persistent
 
-from .arguments import agree, check_model, same_everywhere
 from .experts.layers import ExpertAxis
-from .experts.spread import ExpertCheck, spread
+from .experts.spread import ExpertCheck
 from .generators import RngRegion
-from .gradients import TiedParameter, add_up, squared_norm, sums_of, ties_of
-from .graph.capture import CaptureError
-from .graph.fused import split_
-from .graph.stage_program import StageProgram
-from .loss_check import LossParameters
-from .materialize import Init, Initializer
+from .gradients import TiedParameter, add_up, squared_norm
 from .mesh import PlanMesh
-from .model_buffers import ModelBuffers, sync_batch_norms
+from .model_buffers import ModelBuffers
 from .output_check import OutputCheck
 from .parameter_hooks import ParameterHooks
 from .pipeline.runtime import PipelineRuntime
-from .pipeline.schedule import schedule
-from .pipeline.stages import (
-    PipelineStages,
-    ProgramStage,
-    check_no_cuts,
-    first_pieces,
-    forget,
-    refuse_calls,
-    stages_of,
-)
-from .plan import Plan
-from .precision import check_staged, kept_in_f32
-from .programs import ModelPrograms, RecordedPrograms
+from .programs import ModelPrograms
 from .replicated_parameters import ReplicatedParameters
-from .sharded_parameters import DataAxis, shard_units
-from .structure import ModelStructure, identity, structure_of
+from .sharded_parameters import DataAxis
+from .structure import ModelStructure
 from .swap import ParameterSwap
 from .swap_space import SwapSpace
 from .tensor_decision import TensorDecision
-from .tensor_parallel import cut_model
 
 
 @dataclass
@@ -62,16 +42,16 @@ class ModelSetup:
     ties: list[TiedParameter]
     cuts: tuple[int, ...]  # the first piece of each stage but the first
     names: dict[str, str]  # every path of a parameter -> its first path, which is its name
-    seed: int = 0  # of what the model draws in steps, the same on all ranks
-    trial: ExpertCheck | None = None  # of the expert axis, before the first step
-    compared: OutputCheck | None = None  # of the stages, before the first step
-    region: RngRegion | None = None  # where the tensor axis cuts
-    decision: TensorDecision | None = None  # how it cuts
-    experts: ExpertAxis | None = None
-    programs: ModelPrograms = field(default_factory=ModelPrograms)
-    others: list[dist.ProcessGroup] = field(default_factory=list)  # groups that are on no axis
-    elsewhere: set[nn.Module] = field(default_factory=set)  # what other stages have, and not this rank
-    hooks: ParameterHooks = field(default_factory=ParameterHooks)  # the caller's
+    seed: int  # of what the model draws in steps, the same on all ranks
+    trial: ExpertCheck | None  # of the expert axis, before the first step
+    compared: OutputCheck | None  # of the stages, before the first step
+    region: RngRegion | None  # where the tensor axis cuts
+    decision: TensorDecision | None  # how it cuts
+    experts: ExpertAxis | None
+    programs: ModelPrograms
+    others: list[dist.ProcessGroup]  # groups that are on no axis
+    elsewhere: set[nn.Module]  # what other stages have, and not this rank
+    hooks: ParameterHooks  # the caller's
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
@@ -145,238 +125,3 @@ class ModelSetup:
             for name, buffer in module.named_buffers(recurse=False)
             if persistent(module, name)
         }
-
-
-@dataclass
-class SetupBeginning:
-    """What is agreed before a model is recorded: its values, and the groups of the plan."""
-
-    initial: Initializer
-    drawn: int  # a seed of rank 0's generator
-    mesh: PlanMesh
-
-
-def begin(
-    model: nn.Module, plan: Plan, *, seed: int | None = None, init: Init | None = None, **_more: Any
-) -> SetupBeginning:
-    """Agree on a model and a plan, and make the groups. All ranks call this.
-
-    Raises:
-        ValueError: ranks have other models or plans, or the model does not fit any plan.
-    """
-    check_model(model, plan)
-    initial, drawn = Initializer(model, seed=seed, init=init), 0
-    if dist.is_initialized():  # otherwise the mesh says so
-        initial.seed, drawn = agree(model, plan, initial.seed)
-    return SetupBeginning(initial, drawn, PlanMesh.of(plan, initial.device))
-
-
-def set_up(
-    model: nn.Module,
-    plan: Plan,
-    begun: SetupBeginning | None = None,
-    *,
-    pieces: Sequence[nn.Module] | None = None,
-    cuts: dict[str, str] | None = None,
-    sample: Any = None,
-    seed: int | None = None,
-    init: Init | None = None,
-    check: bool | None = None,
-    experts: dict[str, str] | None = None,
-    own_loss: bool = False,
-    weigh: object = None,
-) -> ModelSetup:
-    """See `parallelize`. `own_loss`: the model computes its loss, and returns more than logits."""
-    begun = begun or begin(model, plan, seed=seed, init=init)
-    hooks, initial, mesh = ParameterHooks.of(model, plan, weigh), begun.initial, begun.mesh
-    structure = structure_of(model, pieces, cuts, staged=plan.pipeline > 1, own_loss=own_loss)
-    same_everywhere(model)
-    if plan.context > 1 or plan.tensor == 1:
-        forget_caches(model)
-    fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-    names, compared = _names(model), OutputCheck.of(model, plan, check, fill, structure)
-    in_pieces = bool(structure.pieces) and plan.context == 1
-    axis, trial = spread(model, mesh, experts, check, fill, structure.output, pieces=in_pieces)
-    recorded: RecordedPrograms | None = None
-    starts: Sequence[int] = ()
-    if plan.pipeline > 1 and in_pieces:
-        starts = first_pieces(structure, plan, sample, on_meta=bool(initial))
-    elif plan.pipeline > 1 or plan.context > 1:
-        recorded = _recorded(model, structure, mesh, pieces, sample)
-    decision = _decided(model, structure, plan, sample, recorded)
-    programs = ModelPrograms(recorded, decision)
-    if decision is not None:
-        others = {} if axis is None else {name: names[name] for name in names if name in axis.names}
-        names = others | _names(model)  # of the layers that stand for fused ones, and of all experts
-    kept, norms = kept_in_f32(model, plan), sync_batch_norms(model, mesh)
-    region = None if decision is None else _cut(model, decision, mesh)
-    if plan.pipeline == 1:
-        units = shard_units(
-            model, structure.units, mesh, last=True, initial=initial, exact=kept, experts=axis
-        )
-        runtime = PipelineRuntime(units, mesh, structure.output, single=True)
-        built = ModelSetup(model, units, mesh, structure, runtime, [], (), names)
-    else:
-        built = _staged(model, structure, mesh, programs.first, starts, names, initial, axis)
-    hooks.check_names(names)
-    _complete(built, region)
-    built.others, built.hooks = norms.begin(), hooks
-    built.seed, built.trial, built.region, built.programs = begun.drawn, trial, region, programs
-    built.compared, built.experts, built.decision = compared, axis, decision
-    _follow(built, model, sample)
-    sums, whole = [] if decision is None else decision.cut.sums, plan.tensor == plan.pipeline == 1
-    if plan.context == 1:
-        built.runtime.loss_parameters = LossParameters(model, sums, plan.tensor, whole=whole)
-    built.runtime.runs_twice = axis is not None and axis.runs_twice
-    if decision is not None:
-        built.ties += sums_of(decision.cut, names, mesh)
-    return built
-
-
-def _complete(built: ModelSetup, region: RngRegion | None) -> None:
-    """Tell the units what is known now."""
-    if not isinstance(built.units, ParameterSwap):
-        built.units.compress(built.named)
-    if region is not None and built.mesh.plan.recompute:
-        for unit in built.structure.units:  # the last recomputation may have ended within a region
-            unit.register_forward_pre_hook(lambda *_: region.forget())
-
-
-def _decided(
-    model: nn.Module, structure: ModelStructure, plan: Plan, sample: Any, recorded: RecordedPrograms | None
-) -> TensorDecision | None:
-    """How the tensor axis cuts a model, whose fused layers are several then."""
-    if plan.tensor == 1:
-        return None
-    first = None if recorded is None else recorded.first
-    decision = TensorDecision(model, structure, plan, sample, None if first is None else first.open)
-    forget_caches(model)  # not before: recorded without a cache, Hugging Face's models make a mask
-    for path, sizes in decision.cut.fused.items():
-        split_(model, path, sizes)
-    if recorded is not None:
-        recorded.cut(model, decision.cut)
-    return decision
-
-
-def _cut(model: nn.Module, decision: TensorDecision, mesh: PlanMesh) -> RngRegion:
-    """Cut `model` in place. With recompute=True nothing of a unit is kept, so nothing is gathered again."""
-    regathers = mesh.plan.sequence and not mesh.plan.recompute
-    alone = mesh.plan.pipeline == 1 and mesh.plan.context == 1
-    return cut_model(model, decision.cut, mesh.part("tensor"), regathers=regathers, alone=alone)
-
-
-def _follow(built: ModelSetup, model: nn.Module, sample: Any) -> None:
-    """Run the model by its programs from now on."""
-    if built.programs.recorded is not None:
-        built.runtime.programs = built.programs
-    if (axis := built.programs.axis) is not None:
-        calls = built.mesh.plan.recompute or not isinstance(built.units, ReplicatedParameters)
-        units = [unit for unit in built.structure.units if calls and unit not in built.elsewhere]
-        axis.follow(model, units)
-    built.programs.note(model, sample)
-
-
-def _fill(model: nn.Module, *, seed: int, init: Init | None) -> None:
-    Initializer(model, seed=seed, init=init).fill(model)
-
-
-def nothing(_model: nn.Module) -> None:
-    """Do nothing: the model has its values."""
-
-
-def forget_caches(model: nn.Module) -> None:
-    """Switch off Hugging Face's key-value caches, which no step of training reads.
-
-    A layer that runs again would add to its cache again. And with a cache the models do not look for packed
-    texts, so plans with one would train another model than plans without. `generate` has its own setting.
-    """
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if getattr(config, "use_cache", False):
-            config.use_cache = False
-
-
-def _names(model: nn.Module) -> dict[str, str]:
-    first: dict[nn.Parameter, str] = {}
-    for path, parameter in model.named_parameters(remove_duplicate=False):
-        first.setdefault(parameter, path)
-    return {path: first[value] for path, value in model.named_parameters(remove_duplicate=False)}
-
-
-def _recorded(
-    model: nn.Module,
-    structure: ModelStructure,
-    mesh: PlanMesh,
-    pieces: Sequence[nn.Module] | None,
-    sample: Any,
-) -> RecordedPrograms:
-    """The programs that run in place of the model, or of its stages."""
-    plan = mesh.plan
-    if plan.pipeline > 1 and pieces is not None:
-        raise ValueError(
-            f"context={plan.context} cuts the stages of a pipeline from the program of "
-            f"{type(model).__name__}: leave out pieces=, and write sample=inputs of a batch"
-        )
-    if plan.pipeline > 1:
-        check_no_cuts(plan, model)
-        forget_caches(model)
-    try:
-        return RecordedPrograms(model, mesh, structure.output, sample)
-    except CaptureError as error:
-        if plan.pipeline == 1:
-            raise
-        raise CaptureError(
-            f"pipeline={plan.pipeline}: stages are cut from the program of {type(model).__name__}, which "
-            f"could not be recorded: {error}. Write parallelize(..., sample=inputs of a batch), or "
-            "pieces=[first, second, ...]"
-        ) from error
-
-
-def _staged(
-    model: nn.Module,
-    structure: ModelStructure,
-    mesh: PlanMesh,
-    first: StageProgram | None,
-    starts: Sequence[int],
-    names: dict[str, str],
-    initial: Initializer,
-    experts: ExpertAxis | None,
-) -> ModelSetup:
-    plan = mesh.plan
-    stages: list[Any]
-    if first is None:
-        stages = stages_of(structure, starts, model)
-    else:
-        stages = [ProgramStage(first, stage, model) for stage in range(plan.stages)]
-    rank_of = schedule(plan.schedule, plan.pipeline, 1, plan.chunks).rank_of
-    here: dict[int, Any] = {stage: stages[stage] for stage, rank in enumerate(rank_of) if rank == mesh.stage}
-    ties = ties_of(model, stages, rank_of, mesh)
-    container = PipelineStages(here, None if plan.precision == "f32" else plan.stages - 1)
-    inside = set(container.modules())
-    staged = {module for stage in stages for module in stage.modules()}
-    elsewhere, kept = staged - inside, kept_in_f32(model, plan)
-    check_staged(model, kept, staged)
-    forget(model, here.values())
-    refuse_calls(model, here.values())
-    for stage in here.values() if first is not None and initial else ():
-        initial.fill_own(stage.owners)
-        stage.take_bare()
-        forget(model, here.values())
-    units = shard_units(
-        container,
-        [unit for unit in structure.units if unit in inside],
-        mesh,
-        last=False,  # the container casts
-        initial=initial,
-        exact=kept,
-        experts=experts,
-    )
-    output: Callable[[Any], Any] = identity
-    if first is not None:
-        output = structure.output
-        for stage in here.values():
-            stage.return_bare()
-    runtime = PipelineRuntime(units, mesh, output, single=False)
-    built = ModelSetup(model, units, mesh, structure, runtime, ties, tuple(starts), names)
-    built.elsewhere = elsewhere
-    return built

@@ -17,6 +17,7 @@ from unisono.torch_internals.fake import is_about_data
 
 from .arguments import check_arguments, check_compiled, check_memory, check_on_change, two
 from .batches import DataComparison, RankBatches, check_layouts, cut_rows, rows_of
+from .build import SetupBeginning, begin, set_up
 from .costs.forecast import StepForecast, check_prediction
 from .elastic.handover import Change
 from .elastic.membership import RunMembership
@@ -29,7 +30,7 @@ from .layouts.shard import planned
 from .loss_check import replaced_parameters_raise
 from .loss_weights import Weigh, check_weigh
 from .materialize import Init
-from .model_setup import ModelSetup, SetupBeginning, begin, set_up
+from .model_setup import ModelSetup
 from .optimizers import Optimizer
 from .plan import Plan
 from .planning.choice import ModelChoice

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.parallel.batches import rows_of
+from unisono.parallel.build import forget_caches
 from unisono.parallel.graph.capture import CaptureError, Recorder
 from unisono.parallel.graph.containers import mapped
 from unisono.parallel.graph.cut import Cut, KnownCuts
@@ -20,7 +21,6 @@ from unisono.parallel.graph.shapes import Shapes, searches_packed_texts, single_
 from unisono.parallel.loss_check import UnchangedLoss
 from unisono.parallel.loss_weights import own_loss
 from unisono.parallel.model_buffers import statistics_stand_apart
-from unisono.parallel.model_setup import forget_caches
 from unisono.parallel.optimizers import Optimizer, Parameters
 from unisono.parallel.precision import BATCH_NORM
 from unisono.parallel.structure import ModelStructure, chained, structure_of
