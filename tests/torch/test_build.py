@@ -1,4 +1,4 @@
-"""The stages of `parallelize`, each by itself: this process is rank 0 of a job whose other ranks are not there."""
+"""The stages of `parallelize`, each alone, on rank 0 of a job whose other ranks are not there."""
 
 import pytest
 import torch

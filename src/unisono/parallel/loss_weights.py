@@ -310,13 +310,13 @@ def _batch_weights(
 
 
 def _gather(numbers: Sequence[float], mesh: PlanMesh) -> Tensor:
-    """The numbers of every rank, f64 [pipeline, data, context x tensor, numbers]."""
+    """The numbers of every rank, f64 [pipeline, data, ranks of the same rows, numbers]."""
     device, plan = mesh.control, mesh.plan
     mine = torch.tensor(list(numbers), dtype=torch.float64, device=device)
     everyone = torch.empty(plan.ranks * len(mine), dtype=torch.float64, device=device)
     with record_function("up::rows|batch"):
         version_names.all_gather_single(everyone, mine, group=mesh.world)
-    return everyone.cpu().view(plan.pipeline, plan.data, plan.context * plan.tensor, len(mine))
+    return everyone.cpu().view(plan.pipeline, plan.data, -1, len(mine))
 
 
 def _checked(table: Tensor, mesh: PlanMesh, *, forward: bool) -> list[int]:
@@ -341,7 +341,7 @@ def _checked(table: Tensor, mesh: PlanMesh, *, forward: bool) -> list[int]:
 
 def _check_alike(batch: Any, read: int, mesh: PlanMesh) -> None:
     """Ranks that share sequences must have the same ones, and all ranks read the same numbers in the loss."""
-    together = mesh.plan.context * mesh.plan.tensor
+    together = mesh.plan.ranks // mesh.plan.pipeline // mesh.plan.data
     table = _gather([fingerprint(batch), read], mesh).view(-1, together, 2)
     if bool((table[..., 1] != table[0, 0, 1]).any()):
         raise ValueError(

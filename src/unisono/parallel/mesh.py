@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from unisono.torch.control_data import control_device
 from unisono.torch_internals import c10d
 
+from .plan import AXES
+
 if TYPE_CHECKING:
     from .plan import Plan
 
-AXES = ("pipeline", "replica", "shard", "tensor")
+DIMS = ("pipeline", "replica", "shard", "tensor")
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,7 @@ class PlanMesh:
                 'there is no process group; call torch.distributed.init_process_group("unisono") first'
             )
         if dist.get_world_size() != plan.ranks:
-            raise ValueError(
-                f"{plan} needs {plan.ranks} ranks (data {plan.data} x tensor {plan.tensor} x pipeline "
-                f"{plan.pipeline}{f' x context {plan.context}' * (plan.context > 1)}), but this job has "
-                f"{dist.get_world_size()}"
-            )
+            raise ValueError(f"{plan} needs {plan.ranks} ranks, but this job has {dist.get_world_size()}")
         shards = plan.sharers
         shape = (plan.pipeline, plan.copies // shards, shards, plan.tensor)
         ranks = torch.arange(plan.ranks).view(shape)
@@ -74,7 +73,7 @@ class PlanMesh:
         world: Any = whole[0] if whole else new_group()
         context = None
         if plan.context > 1:
-            context = _group(ranks.view(plan.pipeline, plan.data, plan.context, plan.tensor), 2)
+            context = _group(ranks.view(plan.sizes), [axis.name for axis in AXES].index("context"))
         mesh = cls(_axes(groups, ranks, device_type), plan, world, context=context)
         return mesh if plan.local_steps is None else mesh._of_replica(ranks)
 
@@ -82,14 +81,19 @@ class PlanMesh:
         """Make the mesh of this rank's replica. All ranks of all replicas call this."""
         alone, world = _group(ranks.unsqueeze(-1), -1), _group(ranks.movedim(1, 0).flatten(1), -1)
         here = self.place("replica")
-        groups = [alone if axis == "replica" else self.group(axis) for axis in AXES]
+        groups = [alone if axis == "replica" else self.group(axis) for axis in DIMS]
         axes = _axes(groups, ranks[:, here : here + 1], self.axes.device_type)
         return PlanMesh(axes, self.plan.of_replica(), world, self)
 
     @functools.cached_property
     def counts(self) -> bool:
-        """Whether this rank's loss counts: the other ranks that have its rows have the same loss."""
-        return self.place("tensor") == self.context_place == 0
+        """Whether this rank's loss counts: it is the first one of those that compute the same loss."""
+        return not any(self.index(axis.name) for axis in AXES if axis.alike)
+
+    @functools.cached_property
+    def draws(self) -> list[int]:
+        """This rank's index on the axes whose ranks draw numbers of their own, the fastest first."""
+        return [self.index(axis.name) for axis in reversed(AXES) if not axis.alike]
 
     @functools.cached_property
     def control(self) -> torch.device:
@@ -107,19 +111,19 @@ class PlanMesh:
     def part(self, *axes: str) -> DeviceMesh:
         """Return the mesh of these axes."""
         names: Any = self.axes.mesh_dim_names
-        return self.axes[tuple(names[AXES.index(axis)] for axis in axes)]
+        return self.axes[tuple(names[DIMS.index(axis)] for axis in axes)]
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """Return the group of the ranks that differ from this one in `axis` only."""
-        return self.axes.get_group(AXES.index(axis))
+        return self.axes.get_group(DIMS.index(axis))
 
     def place(self, axis: str) -> int:
         """Return this rank's index on `axis`."""
-        return self._places[AXES.index(axis)]
+        return self._places[DIMS.index(axis)]
 
     @functools.cached_property
     def _places(self) -> list[int]:
-        return [self.axes.get_local_rank(axis) for axis in range(len(AXES))]
+        return [self.axes.get_local_rank(axis) for axis in range(len(DIMS))]
 
     def data_group(self) -> dist.ProcessGroup:
         """Make a group of its own of the data ranks, replica x shard. All ranks call this."""
@@ -136,15 +140,19 @@ class PlanMesh:
     @property
     def row(self) -> int:
         """This rank's index among the data ranks, which decides its rows of a batch."""
-        return self._copy // self.plan.context
+        return self.index("data")
+
+    def index(self, axis: str) -> int:
+        """This rank's index on an axis of the plan. Those with copies are together `replica` and `shard`."""
+        names = [each.name for each in AXES if each.copies]
+        if axis not in names:
+            return self.place(axis)
+        faster = math.prod(getattr(self.plan, name) for name in names[names.index(axis) + 1 :])
+        return int(self.copy // faster % getattr(self.plan, axis))
 
     @property
-    def context_place(self) -> int:
-        """This rank's index among those that share its sequence."""
-        return self._copy % self.plan.context
-
-    @property
-    def _copy(self) -> int:
+    def copy(self) -> int:
+        """This rank's index among those that hold the same part of the matrices."""
         return self.place("replica") * self.axes.size(2) + self.place("shard")
 
     @property
@@ -163,7 +171,7 @@ class PlanMesh:
 
 
 def _axes(groups: list[Any], ranks: torch.Tensor, device_type: str) -> DeviceMesh:
-    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=unique_names(AXES))
+    return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=unique_names(DIMS))
 
 
 def _group(ranks: torch.Tensor, axis: int) -> Any:

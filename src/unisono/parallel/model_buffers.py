@@ -100,7 +100,7 @@ class ModelBuffers:
         ]
         self._again = {inner for module in again for inner in module.modules()}
         self._groups = [mesh.group(axis) for axis in ("replica", "shard")] if mesh.plan.copies > 1 else []
-        self._first, self._kind = mesh.row == mesh.context_place == 0, mesh.plan.buffers
+        self._first, self._kind = mesh.copy == 0, mesh.plan.buffers
         self._device = mesh.axes.device_type
         self._marks = [place.mark for place in self._places]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from unisono.errors import UnfitError
 
@@ -13,8 +13,33 @@ from .compression.settings import CompressionSettings
 from .pipeline.schedule import KINDS, splits_backward
 
 PRECISIONS = ("f32", "bf16", "fp16", "autocast")
-_COUNTS = ("data", "tensor", "pipeline", "context", "micro_batches", "expert", "copy_every")
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
+
+
+class Axis(NamedTuple):
+    """One axis of the mesh, a field of `Plan`.
+
+    Attributes:
+        splits: what its ranks share out.
+        copies: they hold the same parameters, over which `zero` and the mean of gradients go.
+        alike: they compute one loss, and draw the same numbers.
+    """
+
+    name: str
+    splits: str
+    copies: bool
+    alike: bool
+
+
+AXES = (
+    Axis("pipeline", "layers", copies=False, alike=False),
+    Axis("data", "rows", copies=True, alike=False),
+    Axis("context", "positions", copies=True, alike=True),
+    Axis("tensor", "matrices", copies=False, alike=True),
+)
+"""The axes in the order of ranks, the slowest first. The mesh, who has which rows, whose loss counts and who
+draws what follow from it. Experts are on the axes that hold copies."""
+_COUNTS = (*(axis.name for axis in AXES), "micro_batches", "expert", "copy_every")
 
 
 @dataclass(frozen=True)
@@ -410,9 +435,10 @@ class Plan:
 
         Example: Plan(data=8, zero=3, expert=2).of_experts() is Plan(data=4, zero=3, tensor=2, shard=4).
         """
-        shard = None if self.zero == 0 else max(1, self.shards * self.context // self.expert)
-        data, tensor = self.copies // self.expert, self.expert * self.tensor
-        return replace(self, data=data, context=1, tensor=tensor, expert=1, shard=shard)
+        shard = None if self.zero == 0 else max(1, self.sharers // self.expert)
+        whole: dict[str, Any] = {axis.name: 1 for axis in AXES if axis.copies}
+        whole |= {"data": self.copies // self.expert, "tensor": self.expert * self.tensor, "expert": 1}
+        return replace(self, **whole, shard=shard)
 
     @property
     def outer_sgd(self) -> OuterSGD:
@@ -422,7 +448,12 @@ class Plan:
     @property
     def ranks(self) -> int:
         """Ranks the plan runs on."""
-        return self.data * self.context * self.tensor * self.pipeline
+        return math.prod(self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Ranks of each of the `AXES`."""
+        return [getattr(self, axis.name) for axis in AXES]
 
     @property
     def low(self) -> bool:
@@ -447,13 +478,13 @@ class Plan:
 
     @property
     def sharers(self) -> int:
-        """Ranks that share a parameter, which those of the context axis do, too: 1 under zero=0."""
-        return self.shards * self.context if self.zero else 1
+        """Ranks that share a parameter, which those of all axes with copies do: 1 under zero=0."""
+        return self.shards * self.copies // self.data if self.zero else 1
 
     @property
     def copies(self) -> int:
         """Ranks of a stage that hold the same part of the matrices: data x context."""
-        return self.data * self.context
+        return math.prod(size for axis, size in zip(AXES, self.sizes, strict=True) if axis.copies)
 
     @property
     def chunks(self) -> int:

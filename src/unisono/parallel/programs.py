@@ -185,7 +185,7 @@ class RecordedPrograms(Prover):
         self.axis, self.numbers = None, None
         if plan.context > 1:
             _check_hooks(model)
-            ranks = TensorAxis(mesh.context, mesh.context_place, plan.context)
+            ranks = TensorAxis(mesh.context, mesh.index("context"), plan.context)
             self.axis, self.numbers = ContextAxis(ranks, mesh.axes.device_type), LossNumbers()
         self._recorder = self._recorder_of(model)
         self.starts: list[StageStart] = []

@@ -766,7 +766,7 @@ class Run:
             return contextlib.nullcontext()
         if self._built.region is not None:
             self._built.region.forget()
-        seed = seed_of(self._built.seed, what, self.steps, self.mesh.everyone.row, self.mesh.stage)
+        seed = seed_of(self._built.seed, what, self.steps, *self.mesh.everyone.draws)
         return drawing(seed, self.mesh.axes.device_type)
 
     def _work(

@@ -237,7 +237,7 @@ class ExpertAxis:
         self.tensor = axis_of(mesh.part("tensor"))
         self._context = None
         if mesh.context is not None:
-            self._context = TensorAxis(mesh.context, mesh.context_place, mesh.plan.context)
+            self._context = TensorAxis(mesh.context, mesh.index("context"), mesh.plan.context)
         self._model, self._recorded = model, recorded
         self.names = frozenset(parameters_of(model, layers))
         listed = [layer for layer in layers if layer.kind == "list"]
