@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from unisono.torch.control_data import control_device
 from unisono.torch_internals import c10d
 
-from .plan import AXES
+from .axes import AXES
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -87,13 +87,13 @@ class PlanMesh:
 
     @functools.cached_property
     def counts(self) -> bool:
-        """Whether this rank's loss counts: it is the first one of those that compute the same loss."""
-        return not any(self.index(axis.name) for axis in AXES if axis.alike)
+        """Whether this rank's loss counts: of the ranks that have its rows it is the first one."""
+        return not any(self.index(axis.name) for axis in AXES if axis.splits not in ("layers", "rows"))
 
     @functools.cached_property
     def draws(self) -> list[int]:
         """This rank's index on the axes whose ranks draw numbers of their own, the fastest first."""
-        return [self.index(axis.name) for axis in reversed(AXES) if not axis.alike]
+        return [self.index(axis.name) for axis in reversed(AXES) if axis.draws]
 
     @functools.cached_property
     def control(self) -> torch.device:

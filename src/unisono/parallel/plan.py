@@ -9,36 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 from unisono.errors import UnfitError
 
+from .axes import AXES
 from .compression.settings import CompressionSettings
 from .pipeline.schedule import KINDS, splits_backward
 
 PRECISIONS = ("f32", "bf16", "fp16", "autocast")
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
-
-
-class Axis(NamedTuple):
-    """One axis of the mesh, a field of `Plan`.
-
-    Attributes:
-        splits: what its ranks share out.
-        copies: they hold the same parameters, over which `zero` and the mean of gradients go.
-        alike: they compute one loss, and draw the same numbers.
-    """
-
-    name: str
-    splits: str
-    copies: bool
-    alike: bool
-
-
-AXES = (
-    Axis("pipeline", "layers", copies=False, alike=False),
-    Axis("data", "rows", copies=True, alike=False),
-    Axis("context", "positions", copies=True, alike=True),
-    Axis("tensor", "matrices", copies=False, alike=True),
-)
-"""The axes in the order of ranks, the slowest first. The mesh, who has which rows, whose loss counts and who
-draws what follow from it. Experts are on the axes that hold copies."""
 _COUNTS = (*(axis.name for axis in AXES), "micro_batches", "expert", "copy_every")
 
 
