@@ -29,7 +29,9 @@ def model(dropout):
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("zero", [0, 3])
-def test_ranks_that_share_nothing(process_group, monkeypatch, zero) -> None:
+def test_ranks_that_share_nothing(rank, tmp_path, monkeypatch, zero):
+    meeting = {"init_method": f"file://{tmp_path}/meet", "rank": rank, "world_size": 2}
+    dist.init_process_group("unisono", **meeting)
     ensemble = axes.PlanAxis("ensemble", "", copies=True, draws=True)
     for module in ("mesh", "plan"):
         every = (*axes.AXES[:-1], ensemble, axes.AXES[-1])
@@ -50,6 +52,5 @@ def test_ranks_that_share_nothing(process_group, monkeypatch, zero) -> None:
     drawn.step((inputs, targets))
     masks = [None, None]
     dist.all_gather_object(masks, drawn.mesh.draws)
-    for each in (run, drawn):
-        each.close()
+    dist.destroy_process_group()
     assert masks == [[0, 0, 0], [1, 0, 0]]  # ensemble, data, pipeline
