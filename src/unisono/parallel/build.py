@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -126,7 +125,7 @@ def set_up(
 ) -> ModelSetup:
     """See `parallelize`, and `record` for the options."""
     begun = begun or begin(model, plan, seed=seed, init=init)
-    whole = record(model, begun, init=init, **options)
+    whole = record(model, begun, **options)
     part = split(whole)
     placed = place(whole, part)
     return wire(whole, part, placed, begun.drawn)
@@ -139,7 +138,6 @@ def record(
     pieces: Sequence[nn.Module] | None = None,
     cuts: dict[str, str] | None = None,
     sample: Any = None,
-    init: Init | None = None,
     check: bool | None = None,
     experts: dict[str, str] | None = None,
     own_loss: bool = False,
@@ -153,8 +151,8 @@ def record(
     same_everywhere(model)
     if plan.context > 1 or plan.tensor == 1:
         forget_caches(model)
-    fill = partial(_fill, seed=initial.seed, init=init) if initial else nothing
-    names, compared = _names(model), OutputCheck.of(model, plan, check, fill, structure)
+    fill, names = initial.fill_copy, _names(model)
+    compared = OutputCheck.of(model, plan, check, fill, structure)
     in_pieces = bool(structure.pieces) and plan.context == 1
     axis, trial = spread(model, mesh, experts, check, fill, structure.output, pieces=in_pieces)
     recorded: RecordedPrograms | None = None
@@ -250,14 +248,6 @@ def _follow(built: ModelSetup, sample: Any) -> None:
         units = [unit for unit in built.structure.units if calls and unit not in built.elsewhere]
         axis.follow(built.model, units)
     built.programs.note(built.model, sample)
-
-
-def _fill(model: nn.Module, *, seed: int, init: Init | None) -> None:
-    Initializer(model, seed=seed, init=init).fill(model)
-
-
-def nothing(_model: nn.Module) -> None:
-    """Do nothing: the model has its values."""
 
 
 def forget_caches(model: nn.Module) -> None:

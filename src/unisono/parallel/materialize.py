@@ -121,6 +121,11 @@ class Initializer:
         """
         self.fill_own(top.modules(), kept)
 
+    def fill_copy(self, copy: nn.Module) -> None:
+        """Give a copy of the model the values that the model gets."""
+        if self:
+            Initializer(copy, seed=self.seed, init=self._init).fill(copy)
+
     def fill_own(self, modules: Iterable[nn.Module], kept: Kept | None = None) -> None:
         """Give these modules' own parameters and buffers their values, not those of modules in them."""
         made: dict[Tensor, Tensor] = {}  # what stands for it now: tied parameters stay one
