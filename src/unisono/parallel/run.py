@@ -22,7 +22,7 @@ from unisono.torch_internals.dtensor import handle_parts
 
 from .arguments import check_gradients, two
 from .batches import DataComparison, RankBatches, rows_of
-from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, states
+from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, state_of, states
 from .compression.reducer import CompressionCheckpoint
 from .costs.collectives import Link
 from .costs.forecast import ForecastCheck, StepForecast
@@ -686,7 +686,7 @@ class Run:
         self._take_numbers(state.about)
         self._written.follow()
         for name, thing in also.items():
-            thing.load_state_dict(state.about["also"][name])
+            thing.load_state_dict(state_of(state.about["also"][name]))
 
     def _take_numbers(self, about: Mapping[str, Any]) -> None:
         """Take the run's own numbers from a state."""
