@@ -302,7 +302,7 @@ def states(name: str, thing: Any) -> Any:
 
 
 PAIRS, TUPLE = "pairs:", "tuple:"
-"""The one key of a table that stands for what JSON lacks: a dict with other keys than strings, and a tuple."""
+"""The one key of a table that stands for what JSON lacks: a dict whose keys are no strings, and a tuple."""
 
 
 def _plain(value: Any) -> Any:
