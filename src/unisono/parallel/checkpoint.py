@@ -113,11 +113,12 @@ class RunState:
         about = self.about | {"fused": [layer.about() for layer in self._fused]}
         return found | {"run": _bytes(about)} | ({} if self._kept is None else self._kept.tensors())
 
-    def load(self, folder: Path, *, beside: Iterable[str] = ()) -> None:
+    def load(self, folder: Path, *, beside: Iterable[str] = ()) -> set[str]:
         """Fill all of it from a checkpoint that any plan saved. Other ranks need not call this.
 
         Args:
             beside: names of objects that have to be saved beside the run.
+        Returns: the names of the saved parameters that this rank has not taken.
         """
         reshard(self._root)
         reader = CheckpointReader(folder)
@@ -161,6 +162,8 @@ class RunState:
         self._take(wanted, moments_at)
         if self._kept is not None:
             self._kept.take({key: wanted[key] for key in kept})
+        taken = {source for name in self._named for source in moved.get(name, [name])}
+        return {key.removeprefix("model.") for key in saved if key.startswith("model.")} - taken
 
     def _others(self, reader: CheckpointReader, beside: Iterable[str]) -> FusedNames:
         """How the names of the checkpoint differ from those of this model."""

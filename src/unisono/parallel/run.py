@@ -677,16 +677,23 @@ class Run:
         if self._accumulated.calls:
             self._drop()
         self._follow_frozen()
-        on_every_rank(lambda: self._take_checkpoint(found, also), self.mesh.everyone.world)
+        left = on_every_rank(lambda: self._take_checkpoint(found, also), self.mesh.everyone.world)
+        if nobodys := sorted(set.intersection(*map(set, left))):
+            raise ValueError(
+                f"{found} has {len(nobodys)} parameters that this model does not have, such as "
+                f"{nobodys[0]!r}: it is of another model"
+            )
         return found
 
-    def _take_checkpoint(self, folder: Path, also: Mapping[str, Any]) -> None:
+    def _take_checkpoint(self, folder: Path, also: Mapping[str, Any]) -> list[str]:
+        """Returns: the names of the saved parameters that this rank has not taken."""
         with self._state(also) as state:
-            state.load(folder, beside=also)
+            left = state.load(folder, beside=also)
         self._take_numbers(state.about)
         self._written.follow()
         for name, thing in also.items():
             thing.load_state_dict(state_of(state.about["also"][name]))
+        return sorted(left)
 
     def _take_numbers(self, about: Mapping[str, Any]) -> None:
         """Take the run's own numbers from a state."""

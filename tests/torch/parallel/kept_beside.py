@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -30,10 +31,10 @@ STATE = {
 }  # fmt: skip
 
 
-def a_run() -> tuple[up.Run, Any]:
+def a_run(model: nn.Module | None = None) -> tuple[up.Run, Any]:
     torch.manual_seed(0)
     run = up.parallelize(
-        nn.Linear(3, 1),
+        model or nn.Linear(3, 1),
         up.Plan(),
         optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
         loss=nn.functional.mse_loss,
@@ -62,6 +63,12 @@ def main(rank: int, size: int, folder: Path) -> None:
         again.load(folder / "saved", also={"scheduler": found, "plain": empty})
         assert empty.state == STATE
         assert (got := rates(again, found, 4)) == rest, (got, rest)
+
+        larger, _ = a_run(nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 1)))
+        larger.save(folder / "larger")
+        smaller, _ = a_run(nn.Sequential(nn.Linear(3, 1)))
+        with pytest.raises(ValueError, match="2 parameters .* such as '1.bias': it is of another model"):
+            smaller.load(folder / "larger")
 
         kept = folder / "kept"
         for _ in range(3):
