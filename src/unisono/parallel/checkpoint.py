@@ -299,7 +299,7 @@ def states(name: str, thing: Any) -> Any:
     except (AttributeError, TypeError, ValueError) as error:
         raise TypeError(
             f"save: {name!r} is a {type(thing).__name__} whose state cannot be saved ({error}): it needs a "
-            "state_dict() of numbers, strings, lists and dicts"
+            "state_dict() of numbers, strings, lists, tuples and dicts"
         ) from error
     return state
 

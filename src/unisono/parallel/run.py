@@ -577,12 +577,12 @@ class Run:
         """Write a checkpoint to `folder/step-N`, which all ranks see. All ranks call this.
 
         Args:
-            keep: whole checkpoints to leave in the folder, the newest ones, 1 at least; None: all.
+            keep: whole checkpoints of this step and earlier ones to leave, the newest, 1 at least; None: all.
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
             also: name -> an object whose `state_dict()` is plain data, equal on all ranks: a learning-rate
                 scheduler, or what `shard` returned; or an `EMA`.
         Raises:
-            TypeError: the state of such an object is more than numbers, strings, lists and dicts.
+            TypeError: the state of such an object is more than numbers, strings, lists, tuples and dicts.
             RuntimeError: a rank could not write; it says which, and why.
             OSError: rank 0 could not make the folder, or give it its name.
             ValueError: replicas that train on their own have not just met, or gradients wait for an update.
