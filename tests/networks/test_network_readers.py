@@ -207,6 +207,17 @@ def test_a_quantity_in_an_unknown_unit_is_refused() -> None:
         network_of_infrastructure(record)
 
 
+@each("key, says", [("cores", "is 4, and 8 in the first table"), ("memory_rate", "is 4, and 0 in the")])
+def test_a_host_in_two_tables_has_one_number_of_cores(key: str, says: str) -> None:
+    """The second one was not read."""
+    cable = "[[cable]]\nbetween = ['a0', 'a1']\nrate = 1e9\n"
+    first = "[[host]]\nname = 'a0'\nhost = 'a'\ncores = 8\n"
+    again = f"[[host]]\nname = 'a1'\nhost = 'a'\n{key} = 4\n"
+    with pytest.raises(ValueError, match=says):
+        parse(first + again + cable)
+    assert parse(first + again.replace(f"{key} = 4", "cores = 8") + cable).machines[0].cores == 8
+
+
 def test_costs_of_nothing_are_written_as_such() -> None:
     places, machines = [RankLocation("a", 0), RankLocation("b", 1)], [Machine("a", 1, 0), Machine("b", 1, 0)]
     cables, costs = [Connection(("a", "b"), Cable(1e-6, 1e9))], (Costs(o_send_s=1e-6),)
