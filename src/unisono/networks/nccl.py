@@ -139,6 +139,8 @@ class _System:
                 else:
                     expected = f"{GPU_CLASS}..., {SWITCH_CLASS} or {CPU_CLASS}"
                     raise link.error(f"tclass is {kind[:40]!r}, expected {expected}")
+        # Of two cables between a GPU and its CPU NCCL takes the NVLinks.
+        self.connections = [one for one in self.connections if one.ends[::-1] not in pairs]
         for ends, rate in pairs.items():
             self.connections.append(Connection(ends, Cable(NVLINK_S, rate)))
 
