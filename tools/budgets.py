@@ -67,11 +67,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages, in hundreds. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_200,
+    ("src/unisono/parallel",): 35_300,
     ("src/unisono/planner",): 5_200,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_700,
-    ("src", "csrc"): 133_200,
-    ("tests",): 88_100,
+    ("src", "csrc"): 133_400,
+    ("tests",): 88_400,
 }
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cmath>
+#include <mutex>
 
 namespace unisono::virtual_gpu {
 namespace {
@@ -53,23 +54,42 @@ bool is_fused(const Tensor& q, const Tensor& k, const Tensor& v, const std::opti
          fits(*mask, {q.size(0), q.size(1), q.size(2), k.size(2)});
 }
 
-// PyTorch asks the driver which fused kernel it may take, unless all are switched off.
+// PyTorch asks the driver which fused kernel it may take, unless all are switched off. The switches are those
+// of the process: the first of several threads switches them off, and the last one gives them back.
 class MathOnly {
  public:
-  MathOnly() { set(false, false, false); }
-  ~MathOnly() { set(flash_, efficient_, cudnn_); }
+  MathOnly() {
+    const std::lock_guard lock(shared().mutex);
+    if (shared().threads++ > 0) return;
+    const at::Context& now = at::globalContext();
+    shared().kept = {now.userEnabledFlashSDP(), now.userEnabledMemEfficientSDP(), now.userEnabledCuDNNSDP()};
+    set({false, false, false});
+  }
+  ~MathOnly() {
+    const std::lock_guard lock(shared().mutex);
+    if (--shared().threads == 0) set(shared().kept);
+  }
   MathOnly(const MathOnly&) = delete;
   MathOnly& operator=(const MathOnly&) = delete;
 
  private:
-  static void set(bool flash, bool efficient, bool cudnn) {
-    at::globalContext().setSDPUseFlash(flash);
-    at::globalContext().setSDPUseMemEfficient(efficient);
-    at::globalContext().setSDPUseCuDNN(cudnn);
+  struct Switches {
+    bool flash, efficient, cudnn;
+  };
+  struct Shared {
+    std::mutex mutex;
+    int threads = 0;
+    Switches kept{};
+  };
+  static Shared& shared() {
+    static auto* const made = new Shared();
+    return *made;
   }
-  bool flash_ = at::globalContext().userEnabledFlashSDP();
-  bool efficient_ = at::globalContext().userEnabledMemEfficientSDP();
-  bool cudnn_ = at::globalContext().userEnabledCuDNNSDP();
+  static void set(Switches to) {
+    at::globalContext().setSDPUseFlash(to.flash);
+    at::globalContext().setSDPUseMemEfficient(to.efficient);
+    at::globalContext().setSDPUseCuDNN(to.cudnn);
+  }
 };
 
 // With the operations of a GPU, which virtual/attention.py computes.

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from unisono.commands import cli
@@ -33,6 +34,13 @@ def another_thread_takes_it() -> None:
         threading.Thread(target=take_a_signal, daemon=True).start()
 
     frontend._assign = assign_and_go_on
+
+
+def no_process_adopts_orphans() -> None:
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "support"))
+    import sandbox
+
+    sandbox.refuse("adopt")
 
 
 def a_storm_of_ends_comes_first() -> None:

@@ -37,6 +37,15 @@ def test_a_rank_that_ends_right_behind_the_look_is_noticed() -> None:
     subprocess.run([sys.executable, program, *words], check=True, timeout=HANG_S)
 
 
+def test_a_launcher_that_may_not_adopt_orphans_says_so_once() -> None:
+    program = str(Path(__file__).with_name("launcher_program.py"))
+    words = ["no_process_adopts_orphans", "run", "-n", "2", str(PROGRAMS / "sleeps_by_rank.py")]
+    ended = subprocess.run(
+        [sys.executable, program, *words], check=True, timeout=HANG_S, capture_output=True, text=True
+    )
+    assert ended.stderr.count("refuses PR_SET_CHILD_SUBREAPER") == 1, ended.stderr
+
+
 def test_first_failure_comes_first_and_the_others_in_one_line(launcher: Launcher) -> None:
     for grace in ("1.5", "10"):  # a busy machine may not let two ranks end within the first
         args = (str(_folder(launcher, f"ready{grace}")),)

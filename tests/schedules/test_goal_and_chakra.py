@@ -1,6 +1,7 @@
 """GOAL and Chakra: every algorithm there and back, and damaged files refused."""
 
 import random
+import struct
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,48 @@ def test_damaged_traces_are_refused(tmp_path: Path) -> None:
             assert str(error)
     with pytest.raises(ValueError, match=r"ends in \.0\.et"):
         load(tmp_path / "t.2.et")
+
+
+def varint(value: int) -> bytes:
+    head = bytearray()
+    while value > 127:
+        head.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*head, value])
+
+
+def within(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def one_message(rank: int, size: bytes) -> bytes:
+    """A trace of one message from rank 0 to rank 1; size: the field with the value of comm_size."""
+    ends = [within(1, b"comm_src") + b"\x38\x00", within(1, b"comm_dst") + b"\x38\x01"]
+    attributes = b"".join(within(10, each) for each in (*ends, within(1, b"comm_size") + size))
+    node = within(2, b"a") + bytes([0x18, 5 + rank]) + attributes
+    return b"\x00" + varint(len(node)) + node
+
+
+@each(
+    "size, read",
+    [
+        (varint(13 << 3) + varint(300), 300),  # uint64
+        (varint(17 << 3) + varint(600), 300),  # sint64
+        (varint(21 << 3 | 1) + (300).to_bytes(8, "little"), 300),  # fixed64
+        (varint(23 << 3 | 5) + (300).to_bytes(4, "little"), 300),  # sfixed32
+        (varint(3 << 3 | 1) + struct.pack("<d", 300), None),  # double
+        (within(29, b"300"), None),  # string
+    ],
+)
+def test_a_size_is_read_in_every_type_of_whole_numbers(size: bytes, read: int | None, tmp_path: Path) -> None:
+    """A value of another type was taken for 0."""
+    pytest.importorskip("google.protobuf")
+    for rank in range(2):
+        (tmp_path / f"t.{rank}.et").write_bytes(one_message(rank, size))
+    if read is None:
+        with pytest.raises(ValueError, match="comm_size is no whole number"):
+            read_actions(tmp_path / "t.0.et")
+    else:
+        assert [[action.size for action in rank] for rank in read_actions(tmp_path / "t.0.et")] == [
+            [read]
+        ] * 2

@@ -1,5 +1,6 @@
 """`unisono compare` names each known fault of a small training, and none where there is none."""
 
+import math
 import subprocess
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import suite
 from effort import cases
 from python_runs import ran
 from unisono.compare.causes import finding
-from unisono.compare.records import TrialRun, read_run
+from unisono.compare.records import Reading, TrialRun, read_run
 
 PROGRAM = Path(__file__).parent / "programs" / "faulty_training.py"
 AGREE, PART, FAILED = 0, 1, 2
@@ -91,3 +92,40 @@ def test_two_libraries_agree() -> None:
     done = compared("-n", "2", "--against", "gloo", str(PROGRAM), "none", "{12/ranks}", "gloo")
     assert "2 ranks over Gloo against 2 ranks: equal to rounding" in done.stdout, done.stdout + done.stderr
     assert done.returncode == AGREE
+
+
+def a_run(name: str, *ranks: list[float], kind: str = "loss") -> TrialRun:
+    """A run with one number of each step and rank, and a parameter."""
+    return TrialRun(
+        name,
+        [
+            {
+                key: [Reading(step, key[1], "", value, "float32")]
+                for step, number in enumerate(numbers)
+                for key, value in (
+                    ((step, kind), number), ((step, "parameter"), [1.0, 1.0, 5]), ((step, "seed"), 0),
+                )
+            }
+            for numbers in ranks
+        ],
+    )  # fmt: skip
+
+
+def test_what_is_no_number_differs_from_one() -> None:
+    """No comparison with nan is true, so a run of nan was equal to rounding."""
+    one = a_run("1 rank", [1.0, 2.0])
+    for wrong in (math.nan, math.inf, -math.inf):
+        at, why = finding(one, a_run("2 ranks", [1.0, wrong], [1.0, 2.0])) or (None, "")
+        assert at is not None and (at.step, at.kind) == (1, "loss")
+        assert why == "on 2 ranks it is no finite number"
+    at, why = finding(one, a_run("2 ranks", [1.0, 2.0], [1.0, math.nan], kind="clip")) or (None, "")
+    assert at is not None and why == "on rank 1 it is no finite number"
+    both = [a_run(name, [math.nan, math.inf]) for name in ("1 rank", "2 ranks")]
+    assert finding(*both) is None
+
+
+def test_a_number_after_an_infinite_one_still_counts() -> None:
+    """Such as the first norm of scaled gradients in 16 bits."""
+    one, many = (a_run("", [math.inf, number], kind="clip") for number in (1.0, 2.0))
+    at, _ = finding(one, many) or (None, "")
+    assert at is not None and at.step == 1

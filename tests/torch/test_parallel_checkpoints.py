@@ -79,3 +79,8 @@ def test_a_save_killed_at_each_of_its_changes(forks: suite.Forks, tmp_path: Path
     assert {left for *_, left in table} == {"before", "after"}
     assert {left for _, rank, left in table if rank == 1} == {"before"}
     assert len(table) >= (8 if SWEEP else 4)
+
+
+def test_what_is_kept_beside_a_run_comes_back_as_it_was(forks: suite.Forks, tmp_path: Path) -> None:
+    """A MultiStepLR, whose milestones are a dict with numbers for keys, lowers its rate after a load, too."""
+    assert forks.run(tmp_path, {"beside": ("parallel.kept_beside", 1, [])}) == {"beside": ["rank 0:\n"]}

@@ -2,6 +2,7 @@
 
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from effort import HANG_S
+from effort import HANG_S, judge_time
 from unisono.errors import GroupClosed, PeerLost, RendezvousError
 from unisono.torch.process_group import ProcessGroupUnisono
 from unisono.torch.reconfiguration import ReconfigureOptions
@@ -229,6 +230,22 @@ def test_a_process_that_does_not_come_is_named():
                 member.group.allreduce([torch.ones(1)])
             member.become(2, [handles[0], handles[2]])
         member.together()
+
+    run(scenario)
+
+
+def test_a_first_process_that_has_ended_is_told_at_once():
+    def scenario(member):
+        handles = member.handles()
+        if member.number == 0:
+            member.group.shutdown()
+        member.together()
+        if member.number:
+            began = time.monotonic()
+            with pytest.raises(RendezvousError, match="process of the first handle is lost"):
+                member.group.reconfigure(ReconfigureOptions(1, handles, timedelta(seconds=HANG_S)))
+            judge_time(time.monotonic() - began, 5)
+            member.become(2, handles[1:])
 
     run(scenario)
 

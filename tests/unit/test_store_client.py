@@ -78,8 +78,9 @@ def test_another_program_is_told_at_once(answer: bytes) -> None:
 
 def test_a_silent_program_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_handshake, "GREETING_S", 0.3)
-    with program(None) as port, pytest.raises(NotOurServer, match="sent nothing"):
-        TCPStore("127.0.0.1", port, timeout_s=HANG_S)
+    warned = pytest.warns(UserWarning, match=r"sent nothing for 0\.3.* s more")
+    with program(None) as port, warned, pytest.raises(StoreTimeout, match="sent nothing for 1"):
+        TCPStore("127.0.0.1", port, timeout_s=1)
 
 
 def test_a_web_server_is_told_at_once() -> None:
@@ -150,6 +151,29 @@ def test_a_stopped_server_does_not_outlive_the_deadline(
         judge_time(time.monotonic() - start, 5)
         process.send_signal(signal.SIGCONT)
         assert store.get("k") == b"v"
+
+
+def test_a_stopped_server_that_goes_on_has_lost_no_client(
+    monkeypatch: pytest.MonkeyPatch, server_process: tuple[subprocess.Popen[str], int]
+) -> None:
+    """At the start of a job, and later: while a thread waits for a key, a call takes a second connection."""
+    monkeypatch.setattr(client_handshake, "GREETING_S", 0.1)
+    process, port = server_process
+    with TCPStore("127.0.0.1", port, timeout_s=HANG_S) as first:
+        waiting = threading.Thread(target=first.get, args=["k"])
+        waiting.start()
+        wait_until(lambda: not inside.idle(first))
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        threading.Timer(1.0, process.send_signal, [signal.SIGCONT]).start()
+        with pytest.warns(UserWarning, match="does not answer.*stopped or overloaded") as told:
+            late = threading.Thread(target=lambda: TCPStore("127.0.0.1", port, timeout_s=HANG_S).close())
+            late.start()
+            first.set("k", "v")
+            late.join()
+            waiting.join()
+        assert len(told) == 2
+        assert first.get("k") == b"v"
 
 
 @pytest.mark.parametrize("token", [b"", b"t" * 32])

@@ -47,7 +47,7 @@ def launched(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (1, 1, CASES, ["half_precision"], "refused"),
         (1, 1, CASES, ["old_code"], ""),
         (1, 1, CASES, ["profiled"], "refused"),
-        *((1, 1, ATTENTION, [case], "") for case in ("fused", "of_sequences", "composed")),
+        *((1, 1, ATTENTION, [case], "") for case in ("fused", "of_sequences", "composed", "in_threads")),
         (2, 2, ATTENTION, ["over_ranks"], ""),
         (2, 2, CASES, ["swapped"], ""),
         *((1, 1, GRAPHS, [case], says) for case, says in (("memory", "freed"), ("pieces", "refused"))),

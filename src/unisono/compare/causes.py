@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
 from .parting import Parting, allowed, differ, numbers, ranks_part, runs_part
-from .records import TrialRun
+from .records import KINDS, TrialRun
 
 SCALED = 16.0
 """A norm that is so many times another one was taken of scaled gradients."""
@@ -48,6 +49,16 @@ def finding(one: TrialRun, many: TrialRun) -> tuple[Parting, str] | None:
             if text:
                 return at, text
     return next(((at, "") for at in places.values()), None)
+
+
+def _no_number(seen: Evidence, at: Parting) -> str:
+    whose = (seen.one.name, seen.many.name) if at.rank < 0 else ("rank 0", f"rank {at.rank}")
+    which = [
+        name
+        for name, value in zip(whose, (at.one, at.many), strict=True)
+        if not all(map(math.isfinite, numbers(value, at.kind)))
+    ]
+    return f"on {' and '.join(which)} it is no finite number" if which else ""
 
 
 def _rows(seen: Evidence, at: Parting) -> str:
@@ -206,6 +217,8 @@ _WRITTEN = (
 
 # (between "ranks" of the run with more of them, or between "runs"; kinds of readings; what it says of them)
 CAUSES: tuple[tuple[str, tuple[str, ...], str | Callable[[Evidence, Parting], str]], ...] = (
+    ("ranks", KINDS, _no_number),
+    ("runs", KINDS, _no_number),
     ("ranks", ("start",), _UNEQUAL_START),
     ("runs", ("start",), _OTHER_START),
     ("runs", ("rows",), _rows),

@@ -9,6 +9,7 @@ such parameters are not compared.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .records import KINDS
@@ -59,8 +60,11 @@ def allowed(type_: str, step: int) -> float:
 def differ(kind: str, a: Any, b: Any, type_: str, step: int, noise: float = 0.0) -> bool:
     """Whether two values of a kind differ by more than rounding. noise: what it is in the largest of them."""
     one, many = numbers(a, kind), numbers(b, kind)
+    pairs = [*zip(one, many, strict=False)]
+    if not all(map(math.isfinite, (*one, *many))):  # no difference of them is a number
+        return len(one) != len(many) or any(repr(x) != repr(y) for x, y in pairs)
     most = allowed(type_, step) * max(_size(kind, a), _size(kind, b)) + noise
-    return len(one) != len(many) or any(abs(x - y) > most for x, y in zip(one, many, strict=True))
+    return len(one) != len(many) or any(abs(x - y) > most for x, y in pairs)
 
 
 def numbers(value: Any, kind: str = "") -> list[float]:
@@ -83,7 +87,7 @@ def ranks_part(run: TrialRun) -> Iterator[Parting]:
             first, *others = run.of(step, kind)
             for rank, other in enumerate(others, 1):
                 for a, b in zip(first, other, strict=False):
-                    exact = kind in ("start", "parameter") and a.value != b.value
+                    exact = kind in ("start", "parameter") and repr(a.value) != repr(b.value)  # nan is nan
                     if exact or differ(kind, a.value, b.value, a.type, step):
                         yield Parting(step, kind, a.name, a.type, a.value, b.value, rank)
                         break
@@ -101,7 +105,8 @@ def runs_part(one: TrialRun, many: TrialRun) -> Iterator[Parting]:
             both = [(name, *a[name], b[name][0]) for name in a if name in b and (kind, name) not in rounding]
             for name, value, _, other in both:
                 like = (kind, name if kind in ("note", "rate") else "")
-                largest[like] = max(largest.get(like, 0.0), _size(kind, value), _size(kind, other))
+                sizes = filter(math.isfinite, (_size(kind, value), _size(kind, other)))
+                largest[like] = max((largest.get(like, 0.0), *sizes))
             for name, value, type_, other in both:
                 coarse = type_ if kind in ("start", "rows") else max(type_, coarsest, key=_eps)
                 noise = NOISE * _eps(coarse) * largest[kind, name if kind in ("note", "rate") else ""]

@@ -239,8 +239,13 @@ def _by_name(tables: dict[str, Any]) -> Network:
         rate = (
             quantity(bytes_per_s, host["memory_rate"], at / "memory_rate") if "memory_rate" in host else 0.0
         )
+        here = Machine(machine, _whole(host.get("cores", 0), at / "cores", 0), rate)
         if place == len(machines):
-            machines.append(Machine(machine, _whole(host.get("cores", 0), at / "cores", 0), rate))
+            machines.append(here)
+        for key, own, first in zip(("cores", "memory_rate"), here[1:], machines[place][1:], strict=True):
+            if key in host and own != first:
+                text = f"is {own:g}, and {first:g} in the first table of host {machine!r}, for all of it"
+                raise DescriptionError(at / key, text)
     if not places:
         raise DescriptionError(top, "has no [[host]]")
     for number, switch in enumerate(_list(tables, "switch")):

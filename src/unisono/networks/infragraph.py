@@ -195,7 +195,7 @@ class _ComponentGraph:
         elif len(one) * len(other) > MOST_NODES and scheme == "many2many":
             raise _Wrong(f"{where}: many2many of {len(one)} and {len(other)} components")
         elif scheme == "many2many":
-            pairs = [(a, b) for a, b in product(one, other) if a != b]
+            pairs = list(product(one, other))
         elif scheme == "ring":
             every = list(dict.fromkeys([*one, *other]))
             pairs = (
@@ -205,7 +205,10 @@ class _ComponentGraph:
             )
         else:
             raise _Wrong(f"{where}: scheme is {scheme!r}, expected one2one, many2many or ring")
-        self.connections += [Connection(ends, links[link]) for ends in dict.fromkeys(pairs)]
+        once: dict[frozenset[str], tuple[str, str]] = {}  # a cable has both ways: (b, a) is that of (a, b)
+        for ends in pairs:
+            once.setdefault(frozenset(ends), ends)
+        self.connections += [Connection(ends, links[link]) for ends in once.values() if ends[0] != ends[1]]
         if len(self.connections) > MOST_NODES:
             raise _Wrong(f"there are more than {MOST_NODES} cables")
 
@@ -263,6 +266,8 @@ def _value(record: Any, units: dict[str, float], where: str) -> float | None:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e15:
                 raise _Wrong(f"{where} is {value!r}, expected a number of at least 0")
             return value * units[unit] if units else value / TIMES[unit]
+    if any(value is not None for key, value in record.items() if key != "choice"):
+        raise _Wrong(f"{where} is {record!r}, expected one of {', '.join(units or TIMES)}")
     return None
 
 

@@ -25,14 +25,19 @@ PCI_LANE = {2.5: 0.1875e9, 5.0: 0.375e9, 8.0: 0.75e9, 16.0: 1.5e9, 32.0: 3e9, 64
 """Bytes per second of a lane, by gigatransfers per second."""
 
 BETWEEN_CPUS = {"arm64": 6e9, "ppc64": 32e9}
-OTHER_CPUS = 10e9
+BETWEEN_X86 = {"AuthenticAMD": 16e9, "CentaurHauls": 6e9, "  Shanghai  ": 6e9}
+BETWEEN_INTEL = {0xCF: 40e9, 0x8F: 22e9, 0x55: 10e9, 0: 6e9}
+"""Of family 6 from this model on; other families have the last one."""
+
+YONGFENG, YONGFENG_CPUS = (7, 0x5B), 9e9
+OTHER_CPUS = 10e9  # a file without a vendor
 
 NVLINK_S, PCI_S, CPU_S = 0.7e-6, 0.3e-6, 0.5e-6
 
 MOST_CPUS = 1 << 10
 """All of them are connected."""
 
-GPU_CLASS, SWITCH_CLASS = "0x03", "0x0680"
+GPU_CLASS, SWITCH_CLASS, CPU_CLASS = "0x03", "0x068000", "0x068001"
 
 
 def read_nccl(file: str | Path) -> Network:
@@ -52,22 +57,31 @@ def network_of_system(system: Element, name: str = "system") -> Network:
     return found.network(name)
 
 
+def _between(cpu: Element) -> float:
+    """Bytes per second between a CPU and another one of its host."""
+    arch, vendor = cpu.text("arch", ""), cpu.text("vendor", "")
+    model = cpu.whole("familyid", 0, 1 << 16, 0), cpu.whole("modelid", 0, 1 << 16, 0)
+    if arch in BETWEEN_CPUS:
+        return BETWEEN_CPUS[arch]
+    if vendor == "GenuineIntel":
+        return next(rate for first, rate in BETWEEN_INTEL.items() if first <= model[1] * (model[0] == 6))
+    return YONGFENG_CPUS if model == YONGFENG else BETWEEN_X86.get(vendor, OTHER_CPUS)
+
+
 class _System:
     def __init__(self, system: Element) -> None:
         self.system = system
         self.connections: list[Connection] = []
         self.cpus: list[str] = []
-        self.arch = ""
         self.gpus: dict[str, tuple[int, Element, str]] = {}  # node -> rank, its element, address on the bus
+        self.cpu_of: dict[str, str] = {}  # of each GPU
 
     def cpu(self, cpu: Element) -> None:
         node = f"cpu{cpu.whole('numaid', -1, MOST_CPUS - 1, len(self.cpus))}"
         if node in self.cpus:
             raise cpu.error("has the numaid of another one")
-        self.arch = cpu.text("arch", "")
         for other in self.cpus:
-            rate = BETWEEN_CPUS.get(self.arch, OTHER_CPUS)
-            self.connections.append(Connection((other, node), Cable(CPU_S, rate)))
+            self.connections.append(Connection((other, node), Cable(CPU_S, _between(cpu))))
         self.cpus.append(node)
         for pci in cpu.all("pci"):
             self.pci(pci, node)
@@ -82,6 +96,7 @@ class _System:
         if gpus:
             rank = gpus[0].whole("rank", 0, 1 << 16, gpus[0].whole("dev", 0, 1 << 10))
             self.gpus[node] = (rank, gpus[0], address.lower())
+            self.cpu_of[node] = self.cpus[-1]
         for child in pci.all("pci"):
             self.pci(child, node)
         for nic in pci.all("nic"):
@@ -119,8 +134,13 @@ class _System:
                         raise link.error(f"there is no GPU at {link.text('target', '')[:40]!r}")
                     if node < other:
                         pairs[node, other] = pairs.get((node, other), 0) + rate
-                elif self.cpus:
-                    pairs[node, self.cpus[0]] = pairs.get((node, self.cpus[0]), 0) + rate
+                elif kind.startswith(CPU_CLASS):
+                    pairs[node, self.cpu_of[node]] = pairs.get((node, self.cpu_of[node]), 0) + rate
+                else:
+                    expected = f"{GPU_CLASS}..., {SWITCH_CLASS} or {CPU_CLASS}"
+                    raise link.error(f"tclass is {kind[:40]!r}, expected {expected}")
+        # Of two cables between a GPU and its CPU NCCL takes the NVLinks.
+        self.connections = [one for one in self.connections if one.ends[::-1] not in pairs]
         for ends, rate in pairs.items():
             self.connections.append(Connection(ends, Cable(NVLINK_S, rate)))
 

@@ -85,13 +85,10 @@ def _costs(costs: Costs) -> str:
         f"gap = {costs.g_s!r}",
         f"rendezvous = {costs.rendezvous_bytes}",
     ]
-    for name, value in (
-        ("per_byte", costs.o_s_per_byte),
-        ("reduce", costs.reduce_s_per_byte),
-        ("copy", costs.copy_s_per_byte),
-    ):
-        if value:
-            found.append(f"{name} = {1 / value!r}")
+    if costs.o_s_per_byte:
+        found.append(f"per_byte = {_rate(costs.o_s_per_byte)}")
+    # Written also where they are 0: what a file does not name is that of a CPU.
+    found += [f"reduce = {_rate(costs.reduce_s_per_byte)}", f"copy = {_rate(costs.copy_s_per_byte)}"]
     if costs.call_s:
         found.append(f"call = {costs.call_s!r}")
     if costs.wake_s:
@@ -109,7 +106,12 @@ def _costs(costs: Costs) -> str:
     return ", ".join(found)
 
 
+def _rate(s_per_byte: float) -> str:
+    """A cost per byte as a rate; what costs nothing has a very high one."""
+    return repr(1 / max(s_per_byte, 1e-30))
+
+
 def _larger(size: ByteCosts) -> str:
     given = {key: getattr(size, name) for key, name in LARGER.items()}
-    rates = [f"{key} = {1 / max(cost, 1e-30)!r}" for key, cost in given.items() if cost is not None]
+    rates = [f"{key} = {_rate(cost)}" for key, cost in given.items() if cost is not None]
     return f"{{ {', '.join([f'than = {size.beyond_bytes}', *rates])} }}"

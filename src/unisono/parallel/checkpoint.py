@@ -10,6 +10,7 @@ names, those of the others begin with `replica.N`.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 import warnings
@@ -112,11 +113,12 @@ class RunState:
         about = self.about | {"fused": [layer.about() for layer in self._fused]}
         return found | {"run": _bytes(about)} | ({} if self._kept is None else self._kept.tensors())
 
-    def load(self, folder: Path, *, beside: Iterable[str] = ()) -> None:
+    def load(self, folder: Path, *, beside: Iterable[str] = ()) -> set[str]:
         """Fill all of it from a checkpoint that any plan saved. Other ranks need not call this.
 
         Args:
             beside: names of objects that have to be saved beside the run.
+        Returns: the names of the saved parameters that this rank has not taken.
         """
         reshard(self._root)
         reader = CheckpointReader(folder)
@@ -160,6 +162,8 @@ class RunState:
         self._take(wanted, moments_at)
         if self._kept is not None:
             self._kept.take({key: wanted[key] for key in kept})
+        taken = {source for name in self._named for source in moved.get(name, [name])}
+        return {key.removeprefix("model.") for key in saved if key.startswith("model.")} - taken
 
     def _others(self, reader: CheckpointReader, beside: Iterable[str]) -> FusedNames:
         """How the names of the checkpoint differ from those of this model."""
@@ -288,16 +292,43 @@ def _read(wanted: dict[str, Tensor], reader: CheckpointReader) -> None:
 
 
 def states(name: str, thing: Any) -> Any:
-    """The state of an object that is saved beside the run."""
+    """The state of an object that is saved beside the run, as JSON has it; `state_of` gives it back."""
     try:
-        state = thing.state_dict()
+        state = _plain(thing.state_dict())
         json.dumps(state)
     except (AttributeError, TypeError, ValueError) as error:
         raise TypeError(
             f"save: {name!r} is a {type(thing).__name__} whose state cannot be saved ({error}): it needs a "
-            "state_dict() of numbers, strings, lists and dicts"
+            "state_dict() of numbers, strings, lists, tuples and dicts"
         ) from error
     return state
+
+
+PAIRS, TUPLE = "pairs:", "tuple:"
+"""The one key of a table that stands for what JSON lacks: a dict whose keys are no strings, and a tuple."""
+
+
+def _plain(value: Any) -> Any:
+    """A value of which JSON changes nothing. JSON writes the key 2 as "2", and a scheduler then misses it."""
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value) and [*value] not in ([PAIRS], [TUPLE]):
+            return {key: _plain(one) for key, one in value.items()}
+        return {PAIRS: [[_plain(key), _plain(one)] for key, one in value.items()]}
+    if isinstance(value, tuple):
+        return {TUPLE: [_plain(one) for one in value]}
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+def state_of(plain: Any) -> Any:
+    """The state that `states` has made JSON of."""
+    if isinstance(plain, list):
+        return [state_of(one) for one in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if [*plain] == [TUPLE]:
+        return tuple(state_of(plain[TUPLE]))
+    pairs = state_of(plain[PAIRS]) if [*plain] == [PAIRS] else plain.items()
+    return {key: one if [*plain] == [PAIRS] else state_of(one) for key, one in pairs}
 
 
 def _bytes(value: Any) -> Tensor:
@@ -469,7 +500,9 @@ def _publish(partial: Path, final: Path, keep: int | None) -> None:
         final.rename(aside)
     partial.rename(final)
     _delete(aside)
-    for old in _steps(final.parent)[:-keep] if keep else []:
+    # Later steps are of a run that was continued from an earlier one: this one is not what they replace.
+    earlier = [one for one in _steps(final.parent) if _step_of(one) <= _step_of(final)]
+    for old in earlier[:-keep] if keep else []:
         _delete(old)
 
 
@@ -490,9 +523,15 @@ def newest(folder: Path) -> Path:
 
 def _steps(folder: Path) -> list[Path]:
     """The whole checkpoints, oldest first."""
-    finals = {Path(path.with_suffix("")) for path in folder.glob("step-????????*")}
-    found = (final if _is_whole(final) else _aside(final) for final in sorted(finals))
+    finals = {path.with_suffix("") for path in folder.glob("step-*")}
+    named = [path for path in finals if re.fullmatch(r"step-\d{8,}", path.name)]  # a copy has another name
+    found = (final if _is_whole(final) else _aside(final) for final in sorted(named, key=_step_of))
     return [path for path in found if _is_whole(path)]
+
+
+def _step_of(path: Path) -> int:
+    """The number of a checkpoint's step."""
+    return int(path.stem.removeprefix("step-"))
 
 
 def _is_whole(path: Path) -> bool:

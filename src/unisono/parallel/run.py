@@ -22,7 +22,7 @@ from unisono.torch_internals.dtensor import handle_parts
 
 from .arguments import check_gradients, two
 from .batches import DataComparison, RankBatches, rows_of
-from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, states
+from .checkpoint import CheckpointWriter, RunState, WeightAverage, newest, state_of, states
 from .compression.reducer import CompressionCheckpoint
 from .costs.collectives import Link
 from .costs.forecast import ForecastCheck, StepForecast
@@ -577,12 +577,12 @@ class Run:
         """Write a checkpoint to `folder/step-N`, which all ranks see. All ranks call this.
 
         Args:
-            keep: whole checkpoints to leave in the folder, the newest ones, 1 at least; None: all.
+            keep: whole checkpoints of this step and earlier ones to leave, the newest, 1 at least; None: all.
             background: return once the state is copied; `wait` waits for the rest, and so does the next save.
             also: name -> an object whose `state_dict()` is plain data, equal on all ranks: a learning-rate
                 scheduler, or what `shard` returned; or an `EMA`.
         Raises:
-            TypeError: the state of such an object is more than numbers, strings, lists and dicts.
+            TypeError: the state of such an object is more than numbers, strings, lists, tuples and dicts.
             RuntimeError: a rank could not write; it says which, and why.
             OSError: rank 0 could not make the folder, or give it its name.
             ValueError: replicas that train on their own have not just met, or gradients wait for an update.
@@ -677,16 +677,23 @@ class Run:
         if self._accumulated.calls:
             self._drop()
         self._follow_frozen()
-        on_every_rank(lambda: self._take_checkpoint(found, also), self.mesh.everyone.world)
+        left = on_every_rank(lambda: self._take_checkpoint(found, also), self.mesh.everyone.world)
+        if nobodys := sorted(set.intersection(*map(set, left))):
+            raise ValueError(
+                f"{found} has {len(nobodys)} parameters that this model does not have, such as "
+                f"{nobodys[0]!r}: it is of another model"
+            )
         return found
 
-    def _take_checkpoint(self, folder: Path, also: Mapping[str, Any]) -> None:
+    def _take_checkpoint(self, folder: Path, also: Mapping[str, Any]) -> list[str]:
+        """Returns: the names of the saved parameters that this rank has not taken."""
         with self._state(also) as state:
-            state.load(folder, beside=also)
+            left = state.load(folder, beside=also)
         self._take_numbers(state.about)
         self._written.follow()
         for name, thing in also.items():
-            thing.load_state_dict(state.about["also"][name])
+            thing.load_state_dict(state_of(state.about["also"][name]))
+        return sorted(left)
 
     def _take_numbers(self, about: Mapping[str, Any]) -> None:
         """Take the run's own numbers from a state."""

@@ -25,7 +25,11 @@ MOST_RANKS = 1 << 14
 MOST_NODES = 1 << 20
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
 KINDS = {COMPUTE: "calc", SEND: "send", RECEIVE: "recv"}
-NUMBERS = {"int32_val": 7, "int64_val": 9, "uint32_val": 11, "uint64_val": 13}
+NUMBERS = {
+    "int32_val": 7, "int64_val": 9, "uint32_val": 11, "uint64_val": 13, "sint32_val": 15, "sint64_val": 17,
+    "fixed32_val": 19, "fixed64_val": 21, "sfixed32_val": 23, "sfixed64_val": 25,
+}  # fmt: skip
+READ = ("comm_src", "comm_dst", "comm_size", "comm_tag", "duration_nanos")
 
 
 @cache
@@ -41,12 +45,11 @@ def _messages() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(
         name="unisono/chakra.proto", package="ChakraProtoMsg", syntax="proto3"
     )
-    plain = {"int32_val": field.TYPE_INT32, "int64_val": field.TYPE_INT64, "uint32_val": field.TYPE_UINT32}
     attribute = file.message_type.add(name="AttributeProto")
     attribute.oneof_decl.add(name="value")
     attribute.field.add(name="name", number=1, type=field.TYPE_STRING, label=1)
     for name, number in NUMBERS.items():
-        kind = plain.get(name, field.TYPE_UINT64)
+        kind = getattr(field, f"TYPE_{name.removesuffix('_val').upper()}")
         attribute.field.add(name=name, number=number, type=kind, label=1, oneof_index=0)
     attribute.field.add(name="bool_val", number=27, type=field.TYPE_BOOL, label=1, oneof_index=0)
     metadata = file.message_type.add(name="GlobalMetadata")
@@ -187,7 +190,12 @@ def _action(file: Path, node: Any, rank: int, size: int, places: dict[int, int])
         raise ValueError(f"{where} is a whole collective; expected a schedule of sends and receives")
     if node.type not in KINDS:
         raise ValueError(f"{where} has type {node.type}, expected computations, sends and receives")
-    found = {each.name: getattr(each, each.WhichOneof("value") or "", 0) for each in node.attr}
+    found = {}
+    for each in node.attr:
+        if (value := each.WhichOneof("value")) in NUMBERS:
+            found[each.name] = getattr(each, value)
+        elif each.name in READ:
+            raise ValueError(f"{where}: {each.name} is no whole number")
     before = []
     for other in (*node.data_deps, *node.ctrl_deps):
         if other not in places or other == node.id:

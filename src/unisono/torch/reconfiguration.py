@@ -26,7 +26,7 @@ from unisono.engine.bootstrap.interfaces import local_address
 from unisono.engine.environment import env
 from unisono.engine.store import TCPStore
 from unisono.engine.store.address import address_text
-from unisono.errors import StoreError, message
+from unisono.errors import RendezvousError, StoreError, message
 
 from .completed_work import DONE
 from .subgroups import GroupCounter
@@ -114,6 +114,7 @@ class Reconfigurable:
     """The methods of a process group that change its ranks."""
 
     _timeout: timedelta
+    _group: NativeGroup
     _endpoint: TCPStore | None = None  # the store of this process's handle
     _meeting: TCPStore | None = None  # that of the first handle, if it is another process's
     _revoked = False  # aborted by this process, and to be reconfigured
@@ -151,7 +152,7 @@ class Reconfigurable:
         Raises:
             ValueError: this process's handle is missing, a handle occurs twice, or is none.
             RuntimeError: the number was already used.
-            RendezvousError: a process did not come in time, or was given other handles.
+            RendezvousError: a process did not come in time, or that of the first handle has ended.
         """
         uuid = whole(opts.uuid, "uuid", *UUIDS)
         handles = _in_order(opts.handles)
@@ -167,31 +168,43 @@ class Reconfigurable:
             )
         self._uuids |= {uuid}
         self._disconnect()
-        store = self._meet(handles, str(uuid), timeout_s)
-        self._connect(store, handles.index(own), len(handles), timedelta(seconds=timeout_s))
+        try:
+            store = self._meet(handles, str(uuid), timeout_s)
+            self._connect(store, handles.index(own), len(handles), timedelta(seconds=timeout_s))
+        except StoreError as error:
+            raise RendezvousError(
+                message(
+                    "reconfigure: the process of the first handle is lost, in whose store all meet",
+                    where=f"uuid={uuid}",
+                    observed=str(error),
+                    remedy="Leave its handle out, and give a new uuid.",
+                )
+            ) from error
         return DONE
 
     def follow(self, group: NativeGroup) -> None:
         """Become the process group of an engine's group, such as the next one after a shrink.
 
         All ranks of `group` call this, which owns it from then on. Calls of the earlier group that are not
-        complete fail.
+        complete fail. To follow the present group again does nothing.
 
         Raises:
             GroupError: a rank was lost meanwhile; the next group may be followed.
             StoreError: this rank cannot reach the store of rank 0, and no rank is lost.
         """
+        if group is self._group:
+            return
         own = self.get_reconfigure_handle()
         handles = group.all_gather_object(own)
         self._disconnect()
         with store_of_rank_0(group):
-            store = self._meet(handles, f"generation {group.generation}", group.timeout_s, retry=False)
+            store = self._meet(handles, f"generation {group.generation}", group.timeout_s)
             counter = GroupCounter(store, group.rank, None)
         self._take_over(group, store, counter)
 
-    def _meet(self, handles: list[str], uuid: str, timeout_s: float, retry: bool = True) -> EngineStore:
+    def _meet(self, handles: list[str], uuid: str, timeout_s: float) -> EngineStore:
         """Return the part of the first process's store that is for this group."""
-        store = self._store_at(handles[0], f"reconfigured/{uuid}/", timeout_s, retry)
+        store = self._store_at(handles[0], f"reconfigured/{uuid}/", timeout_s)
         digest = f"{len(handles)} {hashlib.sha256(chr(10).join(handles).encode()).hexdigest()}"
         there = store.compare_set("handles", "", digest).decode()
         if there != digest:
@@ -205,10 +218,10 @@ class Reconfigurable:
             )
         return store
 
-    def _store_at(self, handle: str, prefix: str, timeout_s: float, retry: bool = True) -> EngineStore:
+    def _store_at(self, handle: str, prefix: str, timeout_s: float) -> EngineStore:
         """Return a part of the store of a handle: this process's own, or another's, to which it connects.
 
-        retry: False: a server that is not there has ended.
+        A server that is not there has ended: it listened before there was a handle.
         """
         if self._meeting is not None:
             self._meeting.close()
@@ -216,7 +229,7 @@ class Reconfigurable:
         if self._endpoint is not None and handle == self.get_reconfigure_handle():
             return EngineStore(self._endpoint, prefix)
         host, port, token = Handle.parse(handle)
-        self._meeting = TCPStore(host, port, token=token.encode(), timeout_s=timeout_s, retry=retry)
+        self._meeting = TCPStore(host, port, token=token.encode(), timeout_s=timeout_s, retry=False)
         return EngineStore(self._meeting, prefix)
 
     def _leave_meetings(self) -> None:
@@ -281,7 +294,7 @@ def reconfigure(
     Raises:
         ValueError: this process's handle is missing, a handle occurs twice, or is none.
         RuntimeError: the number was already used, or another process was given other handles.
-        RendezvousError: a process did not come in time.
+        RendezvousError: a process did not come in time, or that of the first handle has ended.
     Example, after rank 1 of 3 died: reconfigure(7, [handles[0], handles[2]]); rank 2 is then rank 1.
     """
     work: c10d.Work = _found(group).reconfigure(ReconfigureOptions(uuid, handles, timeout))

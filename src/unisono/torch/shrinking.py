@@ -224,7 +224,7 @@ class Shrinkable(Subgroups):
     def _succeed(self, group: NativeGroup, handle: str) -> None:
         """Become the process group of an engine's group. handle: of its rank 0, where its store is."""
         with store_of_rank_0(group):  # which may end right after this call
-            store = self._store_at(handle, "shrunk/", CONNECT_S, retry=False)
+            store = self._store_at(handle, "shrunk/", CONNECT_S)
             store.inner.timeout_s = self._timeout.total_seconds()
             self._store = store
             self._group_counter = GroupCounter(store, self._rank, None)
@@ -239,7 +239,7 @@ class Shrinkable(Subgroups):
 
     # ---- the process group's own -----------------------------------------------------------------------
 
-    def _store_at(self, handle: str, prefix: str, timeout_s: float, retry: bool = True) -> EngineStore:
+    def _store_at(self, handle: str, prefix: str, timeout_s: float) -> EngineStore:
         """The part of the store of a handle."""
         raise NotImplementedError
 

@@ -43,6 +43,7 @@ def main(rank: int, size: int, folder: Path) -> None:
     assert lost.value.rank == 0
     following = group.shrink()
     follow(following)
+    follow(following)  # it is the present one: nothing happens
     x = torch.ones(1)
     dist.all_reduce(x)
     assert x.item() == size - 1

@@ -6,6 +6,7 @@
 import itertools
 import os
 import sys
+import threading
 
 import torch
 import torch.distributed as dist
@@ -155,6 +156,25 @@ def over_ranks() -> None:
         )
         assert torch.allclose(sums, expected, rtol=2e-2), (dtype, sums, expected)
     dist.destroy_process_group()
+
+
+def in_threads() -> None:
+    """What the process has chosen stays, also where several threads compute without a fused kernel."""
+    chosen = torch.backends.cuda
+    before = chosen.flash_sdp_enabled(), chosen.mem_efficient_sdp_enabled(), chosen.cudnn_sdp_enabled()
+
+    def work() -> None:
+        q = torch.randn(4, 4, 64, 16, device="cuda")
+        for _ in range(150):
+            torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = chosen.flash_sdp_enabled(), chosen.mem_efficient_sdp_enabled(), chosen.cudnn_sdp_enabled()
+    assert after == before, (before, after)
 
 
 if __name__ == "__main__":

@@ -55,9 +55,12 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def become_subreaper(enable: bool = True) -> None:
-    """Adopt every orphaned descendant of this process from now on; enable=False: no longer."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(enable), 0, 0, 0)
+def become_subreaper(enable: bool = True) -> bool:
+    """Adopt every orphaned descendant of this process from now on; enable=False: no longer.
+
+    Returns: whether the system does so; a sandbox or an emulator may not.
+    """
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(enable), 0, 0, 0) == 0)
 
 
 def start(

@@ -95,7 +95,7 @@ class Supervisor:
         self._mpi = MpiImports()
         if self._mpi.fd >= 0:
             self._selector.register(self._mpi.fd, selectors.EVENT_READ, self._on_mpi)
-        become_subreaper()
+        self._adopts = become_subreaper()
 
     def _catch_signals(self) -> None:
         """Make every signal wake the loop through a socket. It may be full, so signals are also stored."""
@@ -138,6 +138,11 @@ class Supervisor:
             if ended:
                 self._begin_the_end(self._job.grace_s)
             self._screen.start()  # starts a thread: not before the ranks, see process.start
+            if not self._adopts:
+                self._say(
+                    "this system refuses PR_SET_CHILD_SUBREAPER: a process whose parent has ended stays "
+                    "when the job ends. Look for such processes yourself."
+                )
             self._reap()
             while not self._is_finished():
                 for key, _ in self._selector.select(self._timeout_s()):

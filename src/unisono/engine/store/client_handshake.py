@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import time
+import warnings
 from typing import Any
 
 from unisono.engine.base import authentication
@@ -16,7 +18,7 @@ from unisono.engine.store.authenticator import store_proof
 from unisono.engine.store.operations import Value
 from unisono.errors import AuthenticationError, StoreError, StoreTimeout, message
 
-GREETING_S = 5.0  # a Unisono server greets within milliseconds, on an overloaded host within this time
+GREETING_S = 5.0  # a server that has not greeted for so long is named in a warning; it takes milliseconds
 GREETING_CLIENTS = 64  # with more clients, which may share its host, the server has more time
 SILENT_CLOSES = 5  # connections closed without an answer; a server that is ending closes them
 TRY_S = 10.0  # one attempt to connect
@@ -55,6 +57,7 @@ class StoreConnector:
         self._deadline = deadline
         self._timeout_s = timeout_s
         self._channel = ""
+        self._asked = time.monotonic()
         self._crowd = max(1.0, clients / GREETING_CLIENTS)
 
     def connect(self, retry: bool) -> tuple[socket.socket, wire.ServerWelcome]:
@@ -67,6 +70,8 @@ class StoreConnector:
                 if error.reason != "closing" or not retry:
                     raise
                 last: Exception = error
+            except StoreTimeout:
+                raise
             except (EOFError, ConnectionResetError) as error:
                 silent += 1
                 last = error
@@ -125,9 +130,7 @@ class StoreConnector:
             raise self._foreign(f"it sent {error.seen!r}") from error
         except TimeoutError as error:
             sock.close()
-            if time.monotonic() >= self._deadline:
-                raise
-            raise self._silent() from error
+            raise StoreTimeout(self._silent("")) from error
         except BaseException:
             sock.close()
             raise
@@ -160,10 +163,15 @@ class StoreConnector:
     def _say(
         self, sock: socket.socket, reader: wire.FrameReader, frame: wire.ClientHello | wire.TokenProof
     ) -> wire.Greeting:
-        """Send a frame and return the answer. The time limit begins anew for every answer."""
+        """Send a frame and return the answer. A stopped server may go on: it has until the deadline."""
         send(sock, wire.frame(frame), self._deadline)  # fits into the kernel's buffer
-        until = min(time.monotonic() + GREETING_S * self._crowd, self._deadline)
-        return wire.read_greeting(receive(sock, reader, until)[0])
+        self._asked = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            until = min(self._asked + GREETING_S * self._crowd, self._deadline)
+            return wire.read_greeting(receive(sock, reader, until)[0])
+        if (left_s := self._deadline - time.monotonic()) > 0:
+            warnings.warn(self._silent(f" This process waits for {left_s:.0f} s more."), stacklevel=2)
+        return wire.read_greeting(receive(sock, reader, self._deadline)[0])
 
     def _wrong(self, seen: str) -> str:
         return message(
@@ -188,14 +196,13 @@ class StoreConnector:
             )
         )
 
-    def _silent(self) -> NotOurServer:
-        text = message(
+    def _silent(self, then: str) -> str:
+        return message(
             f"the store at {self._where} does not answer",
-            observed=f"it sent nothing for {GREETING_S * self._crowd:g} s",
+            observed=f"it has sent nothing for {time.monotonic() - self._asked:.3g} s",
             remedy="Its process is stopped or overloaded: look at rank 0. Or another program has the port: "
-            "choose another one (MASTER_PORT).",
+            "choose another one (MASTER_PORT)." + then,
         )
-        return NotOurServer(text, "foreign")
 
     def _foreign(self, seen: str) -> NotOurServer:
         text = message(

@@ -38,7 +38,7 @@ class ElasticRun(TransactionalRun):
         Call it before the first step, with the same names on all ranks.
 
         Raises:
-            TypeError: the state of an object is more than numbers, strings, lists and dicts.
+            TypeError: the state of an object is more than numbers, strings, lists, tuples and dicts.
         """
         for name, thing in objects.items():
             states(name, thing)

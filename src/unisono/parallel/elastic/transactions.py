@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from unisono.engine.group.departure import Departure
 from unisono.engine.group.native import NativeGroup
 from unisono.errors import GroupError
-from unisono.parallel.checkpoint import CheckpointWriter, RunState, newest, states
+from unisono.parallel.checkpoint import CheckpointWriter, RunState, newest, state_of, states
 from unisono.parallel.failures import RunFailures
 from unisono.parallel.loss_weights import Weigh
 from unisono.parallel.mesh import PlanMesh
@@ -547,7 +547,7 @@ class TransactionalRun(Run):
                 "call run.attach before the first epoch"
             )
         for name, thing in self._attached.items():
-            thing.load_state_dict(attached[name])
+            thing.load_state_dict(state_of(attached[name]))
         self._places = list(given.places)
         self._told_size = given.change.before
         self._left, self._joined = list(given.change.left), given.change.joined
