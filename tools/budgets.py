@@ -67,11 +67,11 @@ WHOLE: dict[str, str] = {
 # Most lines of packages, in hundreds. A ceiling goes down with its package. Who raises one says why in the
 # message of the commit.
 CEILINGS: dict[tuple[str, ...], int] = {
-    ("src/unisono/parallel",): 35_300,
+    ("src/unisono/parallel",): 35_400,
     ("src/unisono/planner",): 5_200,
     ("src/unisono/mpi", "src/unisono/mpi4py"): 11_700,
-    ("src", "csrc"): 133_400,
-    ("tests",): 88_400,
+    ("src", "csrc"): 133_500,
+    ("tests",): 88_500,
 }
 
 ROOT = Path(__file__).resolve().parent.parent
