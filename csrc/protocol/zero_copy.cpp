@@ -110,8 +110,9 @@ void* seen(const PeerMemory& other, uint64_t address, size_t nbytes) {
 
 // The units of the next piece.
 uint32_t piece_of(uint32_t left, uint32_t count, PieceSize size) {
+  if (size == PieceSize::kLarge) return std::min(left, kMostUnitsAlone);
   const uint32_t few = std::min(kFewUnits, (count + 1) / 2);
-  return std::min({left, kMostUnits, size == PieceSize::kLarge ? kMostUnits : std::max(left / 2, few)});
+  return std::min({left, kMostUnits, std::max(left / 2, few)});
 }
 
 template <class Copy>
@@ -144,7 +145,7 @@ void ZeroCopyTransfer::publish_source(const void* from) {
 }
 
 bool ZeroCopyTransfer::publish_target(const PeerMemory& sender, void* into, size_t nbytes, PieceSize size) {
-  const bool in_one_piece = size == PieceSize::kLarge && units(nbytes) <= kMostUnits;
+  const bool in_one_piece = size == PieceSize::kLarge && units(nbytes) <= kMostUnitsAlone;
   if (in_one_piece && seen(sender, source.load(std::memory_order_relaxed), nbytes) == nullptr) return false;
   if (target.load(std::memory_order_relaxed) != 0 || !accessible(into, nbytes)) return false;
   target.store(reinterpret_cast<uint64_t>(into), std::memory_order_seq_cst);
