@@ -6,7 +6,7 @@ namespace unisono {
 namespace {
 
 // Messages of at least this size are sent with zero copy, where ranks can read each other's memory.
-constexpr uint64_t kZeroCopyBytes = 128 * 1024;
+constexpr uint64_t kZeroCopyBytes = 64 * 1024;
 
 }  // namespace
 

@@ -108,9 +108,14 @@ void* seen(const PeerMemory& other, uint64_t address, size_t nbytes) {
   return other.view == nullptr ? nullptr : other.view->at(address, nbytes);
 }
 
+// Whether the receiver copies a message of so many units alone, in one call.
+bool is_one_piece(uint32_t count, PieceSize size) {
+  return count <= (size == PieceSize::kLarge ? kMostUnitsAlone : 2);
+}
+
 // The units of the next piece.
 uint32_t piece_of(uint32_t left, uint32_t count, PieceSize size) {
-  if (size == PieceSize::kLarge) return std::min(left, kMostUnitsAlone);
+  if (size == PieceSize::kLarge || is_one_piece(count, size)) return std::min(left, kMostUnitsAlone);
   const uint32_t few = std::min(kFewUnits, (count + 1) / 2);
   return std::min({left, kMostUnits, std::max(left / 2, few)});
 }
@@ -145,8 +150,9 @@ void ZeroCopyTransfer::publish_source(const void* from) {
 }
 
 bool ZeroCopyTransfer::publish_target(const PeerMemory& sender, void* into, size_t nbytes, PieceSize size) {
-  const bool in_one_piece = size == PieceSize::kLarge && units(nbytes) <= kMostUnitsAlone;
-  if (in_one_piece && seen(sender, source.load(std::memory_order_relaxed), nbytes) == nullptr) return false;
+  if (is_one_piece(units(nbytes), size) &&
+      seen(sender, source.load(std::memory_order_relaxed), nbytes) == nullptr)
+    return false;
   if (target.load(std::memory_order_relaxed) != 0 || !accessible(into, nbytes)) return false;
   target.store(reinterpret_cast<uint64_t>(into), std::memory_order_seq_cst);
   return true;

@@ -40,7 +40,8 @@ constexpr uint64_t kAccessProbe = 0x6e69656c746f6e61;  // a known word before a 
 
 // A piece is half of the remaining units. So two copying ranks end at nearly the same time, whenever the
 // second one began, and need few system calls. A call takes as long as copying about one unit: a piece has at
-// least kFewUnits, or half of the message. A rank that copies alone takes more at once.
+// least kFewUnits, or half of the message, and a message of two units is one piece. A rank that copies alone
+// takes more at once.
 constexpr size_t kUnitBytes = 32 * 1024;
 constexpr uint32_t kFewUnits = 4, kMostUnits = 16, kMostUnitsAlone = 32;
 constexpr uint32_t kClosed = 1u << 31;  // in `claimed`: no more pieces may be claimed
