@@ -19,8 +19,11 @@ constexpr size_t kPartBytes = 128 * 1024;
 constexpr size_t kCodedPartElements = 4096;
 // A message of at least this size is sent with zero copy rather than staged: zero copy costs system calls,
 // but no extra copy and no cache lines of another core.
-constexpr size_t kZeroCopyBytes = 128 * 1024;
-// The same for a sender that also receives: it has no time to help copy what it sends with zero copy.
+// Where all messages of a plan can be sent so, it is worth it from kZeroCopyBytes on. In other plans it is
+// from kIdleZeroCopyBytes on; and from kBusyZeroCopyBytes on for a sender that also receives: a chunk that is
+// reduced or has just been reduced lies in the cache, and the sender has no time to help copy.
+constexpr size_t kZeroCopyBytes = 64 * 1024;
+constexpr size_t kIdleZeroCopyBytes = 128 * 1024;
 constexpr size_t kBusyZeroCopyBytes = 256 * 1024;
 
 // A message of at least this size is opened: receivers read it in place, without a copy, but must release it
@@ -297,12 +300,14 @@ bool Executor::send_zero_copy(Transport& transport, const Instruction& step, std
   if ((step.flags & (kLast | kMappable)) == 0) return false;
   const Program& program = *context.task.program;
   const bool idle = program.sources().empty();
-  const size_t least = std::min(idle ? kZeroCopyBytes : kBusyZeroCopyBytes, message_limit(program));
+  const size_t others = idle ? kIdleZeroCopyBytes : kBusyZeroCopyBytes;
+  const size_t least = std::min(program.can_zero_copy() ? kZeroCopyBytes : others, message_limit(program));
   if (nbytes < std::min(kMappedBytes, least)) return false;
   const bool can_zero_copy = (step.flags & kLast) != 0 &&
                              (limits_.zero_copy || runs_ahead(step.dst, context)) && nbytes >= least &&
                              transport.can_zero_copy(peers);
-  const bool mapped = (step.flags & kMappable) != 0 && !(can_zero_copy && idle) && nbytes >= kMappedBytes &&
+  const bool mapped = (step.flags & kMappable) != 0 &&
+                      !(can_zero_copy && idle && nbytes >= kIdleZeroCopyBytes) && nbytes >= kMappedBytes &&
                       transport.can_map(piece.data, nbytes) && worth_mapping(nbytes, context);
   if (!mapped && !can_zero_copy) return false;
   zero_copy_in_flight_ = true;

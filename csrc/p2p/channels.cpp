@@ -55,8 +55,9 @@ void Channels::progress(LargeMessages large) {
     has_answers_ = false;
     for (int peer = 0; peer < static_cast<int>(sends_.size()); ++peer) {
       if (peer == rank_) continue;
-      push(peer, large);
+      // What this rank receives comes first: a peer copies what it receives itself.
       pull(peer, large);
+      push(peer, large);
     }
     if (held_ > 0 || released_) deliver_held();
     if (may_store_ && waiting_offers_ > 0 && large == LargeMessages::kNow) store_offers();

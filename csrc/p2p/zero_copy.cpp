@@ -6,7 +6,7 @@ namespace unisono {
 namespace {
 
 // Messages of at least this size are sent with zero copy, where ranks can read each other's memory.
-constexpr uint64_t kZeroCopyBytes = 128 * 1024;
+constexpr uint64_t kZeroCopyBytes = 64 * 1024;
 
 }  // namespace
 
@@ -47,8 +47,11 @@ bool Channels::fetch_zero_copy(int peer, unsigned char* target) {
   Channel& shared = channel(peer, rank_);
   RankCell& sender = group_.cell(peer);
   group_.publish_arena(rank_);
-  if (shared.transfer.publish_target(target, nbytes)) notify(sender.message_event);
-  shared.transfer.read_pieces(group_.memory_of(peer), target, nbytes);
+  const auto& queue = sends_[static_cast<size_t>(peer)];
+  const PieceSize size = !queue.empty() && queue.front()->zero_copy ? PieceSize::kLarge : PieceSize::kHalf;
+  const PeerMemory memory = group_.memory_of(peer);
+  if (shared.transfer.publish_target(memory, target, nbytes, size)) notify(sender.message_event);
+  shared.transfer.read_pieces(memory, target, nbytes, size);
   std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
   FaultKind fault = FaultKind::kNone;
   if (shared.transfer.is_broken(nbytes)) {

@@ -108,15 +108,27 @@ void* seen(const PeerMemory& other, uint64_t address, size_t nbytes) {
   return other.view == nullptr ? nullptr : other.view->at(address, nbytes);
 }
 
+// Whether the receiver copies a message of so many units alone, in one call.
+bool is_one_piece(uint32_t count, PieceSize size) {
+  return count <= (size == PieceSize::kLarge ? kMostUnitsAlone : 2);
+}
+
+// The units of the next piece.
+uint32_t piece_of(uint32_t left, uint32_t count, PieceSize size) {
+  if (size == PieceSize::kLarge || is_one_piece(count, size)) return std::min(left, kMostUnitsAlone);
+  const uint32_t few = std::min(kFewUnits, (count + 1) / 2);
+  return std::min({left, kMostUnits, std::max(left / 2, few)});
+}
+
 template <class Copy>
-bool work(ZeroCopyTransfer& transfer, uint64_t target, size_t nbytes, Copy copy) {
+bool work(ZeroCopyTransfer& transfer, uint64_t target, size_t nbytes, PieceSize size, Copy copy) {
   const uint32_t count = units(nbytes);
   bool worked = false;
   for (;;) {
     uint32_t next = transfer.claimed.load(std::memory_order_relaxed), piece;  // claiming publishes nothing
     do {
       if (next >= count) return worked;  // also when it is closed
-      piece = std::clamp((count - next) / 2, 1u, kMostUnits);
+      piece = piece_of(count - next, count, size);
     } while (!transfer.claimed.compare_exchange_weak(next, next + piece, std::memory_order_acquire));
     const size_t first = next * kUnitBytes;
     const uint64_t source = transfer.source.load(std::memory_order_relaxed) + first;
@@ -137,15 +149,18 @@ void ZeroCopyTransfer::publish_source(const void* from) {
   broken.store(0, std::memory_order_relaxed);
 }
 
-bool ZeroCopyTransfer::publish_target(void* into, size_t nbytes) {
+bool ZeroCopyTransfer::publish_target(const PeerMemory& sender, void* into, size_t nbytes, PieceSize size) {
+  if (is_one_piece(units(nbytes), size) &&
+      seen(sender, source.load(std::memory_order_relaxed), nbytes) == nullptr)
+    return false;
   if (target.load(std::memory_order_relaxed) != 0 || !accessible(into, nbytes)) return false;
   target.store(reinterpret_cast<uint64_t>(into), std::memory_order_seq_cst);
   return true;
 }
 
-bool ZeroCopyTransfer::read_pieces(const PeerMemory& sender, void* into, size_t nbytes) {
+bool ZeroCopyTransfer::read_pieces(const PeerMemory& sender, void* into, size_t nbytes, PieceSize size) {
   const auto to = reinterpret_cast<uint64_t>(into);
-  return work(*this, to, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
+  return work(*this, to, nbytes, size, [&](uint64_t from, uint64_t to, size_t n) {
     // A target that is not published may lack pages: a system call then returns an error.
     const void* const there = target_published() ? seen(sender, from, n) : nullptr;
     if (there == nullptr) return read_from(sender.who, to, from, n) == 0;
@@ -157,7 +172,7 @@ bool ZeroCopyTransfer::read_pieces(const PeerMemory& sender, void* into, size_t 
 bool ZeroCopyTransfer::write_pieces(const PeerMemory& receiver, size_t nbytes) {
   if (!may_write.load(std::memory_order_relaxed)) return false;
   const uint64_t into = target.load(std::memory_order_relaxed);
-  return work(*this, into, nbytes, [&](uint64_t from, uint64_t to, size_t n) {
+  return work(*this, into, nbytes, PieceSize::kHalf, [&](uint64_t from, uint64_t to, size_t n) {
     void* const there = seen(receiver, to, n);
     if (there == nullptr) return write_to(receiver.who, from, to, n);
     kernels().copy(there, reinterpret_cast<const void*>(from), n);

@@ -39,10 +39,15 @@ struct PeerMemory {
 constexpr uint64_t kAccessProbe = 0x6e69656c746f6e61;  // a known word before a process's token, see `reaches`
 
 // A piece is half of the remaining units. So two copying ranks end at nearly the same time, whenever the
-// second one began, and need few system calls.
+// second one began, and need few system calls. A call takes as long as copying about one unit: a piece has at
+// least kFewUnits, or half of the message, and a message of two units is one piece. A rank that copies alone
+// takes more at once.
 constexpr size_t kUnitBytes = 32 * 1024;
-constexpr uint32_t kMostUnits = 16;
+constexpr uint32_t kFewUnits = 4, kMostUnits = 16, kMostUnitsAlone = 32;
 constexpr uint32_t kClosed = 1u << 31;  // in `claimed`: no more pieces may be claimed
+
+// kLarge: the sender copies a message of its own from this receiver meanwhile, and helps only after that.
+enum class PieceSize { kHalf, kLarge };
 
 // In shared memory; used by one message at a time. A receiver that stops early has to close it. It may use or
 // free its buffer only after all claimed pieces are completed.
@@ -56,13 +61,13 @@ struct ZeroCopyTransfer {
   // Sender: call before the message is announced.
   void publish_source(const void* from);
   // Receiver: call before `read_pieces`. Publishes the target, so that the sender can help. False: the sender
-  // cannot help, or the target is published already.
-  bool publish_target(void* into, size_t nbytes);
+  // cannot help, need not, or the target is published already.
+  bool publish_target(const PeerMemory& sender, void* into, size_t nbytes, PieceSize size);
   // Whether the receiver has published its identity and target. A sender checks this before it sleeps.
   bool target_published() const { return target.load(std::memory_order_seq_cst) != 0; }
   // Claims and copies pieces until none is left. `read_pieces`: the receiver, from `sender`. `write_pieces`:
   // the sender, after `target_published`, to `receiver`. Returns whether it copied any.
-  bool read_pieces(const PeerMemory& sender, void* into, size_t nbytes);
+  bool read_pieces(const PeerMemory& sender, void* into, size_t nbytes, PieceSize size);
   bool write_pieces(const PeerMemory& receiver, size_t nbytes);
   // Whether all bytes have arrived. A receiver checks this before it sleeps.
   bool is_complete(size_t nbytes) const;

@@ -272,8 +272,8 @@ class GroupBase {
     MessageCall message{false, MessageContents::kBytes, false, default_timeout_s(), context_, "probe"};
     return message.read(arguments, engine) ? message.peeked(engine) : nb::none();
   }
-  // Sends a message that can be sent at once, then receives one; None as above. What is sent is copied first:
-  // both may share memory. Arguments: x, dst, tag, timeout, out, src.
+  // Sends a message and receives one; None as above, also where both share memory and Python has to copy what
+  // is sent. Small messages are copied anyway. Arguments: x, dst, tag, timeout, out, src.
   nb::object send_and_receive(PyObject* const* arguments) {
     const nb::object alive = this->engine();
     if (alive.is_none()) return nb::none();
@@ -283,8 +283,18 @@ class GroupBase {
     MessageCall sent{true, MessageContents::kArray, true, default_timeout_s(), context_};
     MessageCall received{false, MessageContents::kArray, false, default_timeout_s(), context_, "sendrecv"};
     if (!received.read(source, engine) || !sent.read(arguments, engine)) return nb::none();
-    if (!received.unshared(engine) || !sent.pass_now(engine)) return nb::none();
-    nb::object status = pass(engine, received, source[0]);
+    if (!received.unshared(engine)) return nb::none();
+    const auto keep = [&] {
+      return BufferReferences{nb::borrow(arguments[4]), nb::borrow(arguments[0]), received.kept(),
+                              sent.kept()};
+    };
+    if (!sent.pass_now(engine)) {
+      if (sent.shares_memory(received) || !sent.unshared(engine)) return nb::none();
+      return pass(engine, received, keep,
+                  [&](ReleasableLock& held) { return received.exchange(sent, engine, held); });
+    }
+    nb::object status =
+        pass(engine, received, keep, [&](ReleasableLock& held) { return received.pass(engine, held); });
     if (status.is_none())
       throw nb::value_error(
           "sendrecv: x was sent, but another thread of this rank has begun to receive into the memory of "
@@ -384,9 +394,13 @@ class GroupBase {
   // Passes a message that has been read, of this buffer.
   nb::object pass(Engine& engine, MessageCall& message, PyObject* buffer) {
     const auto keep = [&] { return BufferReferences{nb::borrow(buffer), {}, message.kept(), {}}; };
+    return pass(engine, message, keep, [&](ReleasableLock& held) { return message.pass(engine, held); });
+  }
+  template <class Keep, class Wait>
+  nb::object pass(Engine& engine, MessageCall& message, Keep keep, Wait wait) {
     int fault;
     try {
-      fault = waiting(engine, true, [&](ReleasableLock& held) { return message.pass(engine, held); });
+      fault = waiting(engine, true, wait);
     } catch (...) {
       if (engine.has_open_transfers()) keep().leak();
       throw;

@@ -125,6 +125,34 @@ class MessageCall {
     return fault;
   }
 
+  // Passes this receive and a send at the same time. They share no memory.
+  unisono::FaultKind exchange(const MessageCall& send, unisono::Engine& engine,
+                              unisono::ReleasableLock& held) {
+    unisono::Channels& channels = engine.channels();
+    const auto incoming = request(), outgoing = send.request();
+    const auto wait = [&](unisono::Request& one) {
+      return channels.wait(one, one.deadline, true, engine.interrupt(), held);
+    };
+    if (std::max(incoming->nbytes, outgoing->nbytes) >= unisono::kLarge) held.release();
+    refused_ = !channels.post(incoming, held);
+    if (refused_) return unisono::FaultKind::kNone;
+    const bool posted = channels.post(outgoing, held);
+    refused_ = !posted && channels.cancel(*incoming);
+    if (refused_) return unisono::FaultKind::kNone;
+    auto fault = posted ? wait(*outgoing) : unisono::FaultKind::kNone;
+    if (fault == unisono::FaultKind::kNone) fault = wait(*incoming);
+    if (fault != unisono::FaultKind::kNone) return fault;
+    if (!posted)
+      throw nanobind::value_error(
+          "sendrecv: out was received, but another thread of this rank has begun to receive into the memory "
+          "of x; give each thread a buffer of its own");
+    complete(*incoming);
+    return fault;
+  }
+  bool shares_memory(const MessageCall& other) const {
+    return unisono::overlap(data(), nbytes(), other.data(), other.nbytes());
+  }
+
  private:
   static constexpr int kBriefSpins = 64;
 

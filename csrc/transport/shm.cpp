@@ -1,5 +1,6 @@
 #include "transport/shm.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -177,6 +178,13 @@ void ShmTransport::progress_zero_copy() {
   }
 }
 
+// Whether the peer has yet to copy a message of this rank.
+bool ShmTransport::sends_zero_copy_to(int peer) {
+  return std::ranges::any_of(zero_copy_sends_, [&](const ZeroCopyMessage& one) {
+    return one.peer == peer && one.location == PayloadLocation::kZeroCopy && !acked(peer, one.number);
+  });
+}
+
 void ShmTransport::forget_complete() {
   while (!zero_copy_sends_.empty() && acked(zero_copy_sends_.front().peer, zero_copy_sends_.front().number))
     zero_copy_sends_.pop_front();
@@ -201,8 +209,10 @@ bool ShmTransport::copy_zero_copy(int peer, const MessageView& message, void* in
   ShmEndpoint& from = edge(peer);
   ZeroCopyTransfer& transfer = slot_of(*from.in, from.received + 1).transfer;
   group_.publish_arena(rank_);
-  if (transfer.publish_target(into, message.nbytes)) notify(*from.event);
-  transfer.read_pieces(group_.memory_of(peer), into, message.nbytes);
+  const PeerMemory sender = group_.memory_of(peer);
+  const PieceSize size = sends_zero_copy_to(peer) ? PieceSize::kLarge : PieceSize::kHalf;
+  if (transfer.publish_target(sender, into, message.nbytes, size)) notify(*from.event);
+  transfer.read_pieces(sender, into, message.nbytes, size);
   std::atomic_thread_fence(std::memory_order_acquire);  // R3: orders the reads before the check
   if (transfer.is_broken(message.nbytes)) return repeat_zero_copy(peer, transfer, into, message.nbytes);
   return transfer.is_complete(message.nbytes) && !group_.aborted();

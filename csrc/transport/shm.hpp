@@ -65,6 +65,7 @@ class ShmTransport final : public Transport {
   bool reclaim();
   void restart_ring();
   const void* read_in_place(int peer, const FifoSlot& slot);
+  bool sends_zero_copy_to(int peer);
   void forget_complete();
   bool repeat_zero_copy(int peer, ZeroCopyTransfer& transfer, void* into, size_t nbytes);
 

@@ -51,6 +51,21 @@ def test_lent_collectives_between_processes(
             assert (got[0] == np.arange(numel) + p - 1 + left).all()
 
 
+@pytest.mark.ranks([2])
+@each("sizes", [(131_072, 131_073), (200_000, 9_000_001), (1 << 20, 1 << 20), (1, 2_500_000), (70_000, 0)])
+def test_exchange_of_unequal_messages(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that sends and receives reads in larger pieces, alone; Python has no part in it."""
+    with un.init_process_group(init_method="env://", group_name=f"{sizes}") as group:
+        monkeypatch.setattr("unisono.engine.group.group.together", None)
+        peer = 1 - group.rank
+        x, out = (np.zeros(sizes[rank], np.uint8) for rank in (group.rank, peer))
+        for number in range(3):
+            x[:] = np.arange(x.size) + group.rank + number
+            status = group.sendrecv(x, peer, out, peer)
+            assert (status.source, status.numel) == (peer, out.size)
+            assert (out == (np.arange(out.size) + peer + number).astype(np.uint8)).all()
+
+
 @pytest.mark.parametrize("zero_copy", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
 def test_lent_collectives_between_threads(size: int, zero_copy: bool) -> None:
