@@ -182,4 +182,5 @@ NB_MODULE(_native, m) {
   bind_simulator(m);
   bind_windows(m);
   bind_queues(m);
+  bind_requests(m);
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import warnings
 from typing import Any
 
@@ -19,7 +18,7 @@ from unisono.mpi.point_to_point import MODES, STANDARD, Mode, started
 from unisono.mpi.progress import Ended, Operation, begun, complete, moving
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status, check_status
-from unisono.mpi.transport import BytesReceive, Transfer, as_bytes
+from unisono.mpi.transport import as_bytes, operation_of
 
 
 class ObjectMessages:
@@ -37,7 +36,7 @@ class ObjectMessages:
         work = state.isend(data, dest, tag, None) if mode is STANDARD else None
         if work is None:
             return started(state, as_bytes(data), *destination(state, dest, tag), mode)
-        return Transfer(state.world, work)
+        return operation_of(state.world, work, state.places)
 
     def _receive_object(self, source: int, tag: int) -> Operation:
         state = self._alive()
@@ -50,7 +49,7 @@ class ObjectMessages:
         if work is None:
             peer, full = origin(state, source, tag)
             return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
-        return BytesReceive(state.world, work, sys.maxsize, state.places)
+        return operation_of(state.world, work, state.places)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""

@@ -18,7 +18,7 @@ from unisono.mpi.partitioned import Parts
 from unisono.mpi.progress import Ended, Every, Operation, moving
 from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status, check_status, fill_status
-from unisono.mpi.transport import BlockReceive, Receive, Transfer, truncated
+from unisono.mpi.transport import BlockReceive, truncated
 
 
 class Mode(NamedTuple):
@@ -69,7 +69,8 @@ class PointToPoint:
             return Ended(PROC_NULL)
         peer, full = origin(state, source, tag)
         block = simple(buf, writable=True)
-        return state.messages.start_receive(block.room(), peer, full, BlockReceive, state.places, block)
+        room = block.room()
+        return state.messages.start_receive(room, peer, full, BlockReceive, state.places, room, block)
 
     def _check(self, buf: Any, rank: int, tag: int, *, writable: bool) -> None:
         """Check the arguments of a call that begins later, or after another one."""
@@ -118,7 +119,7 @@ class PointToPoint:
         if type(buf) is np.ndarray and state is not None:
             work = state.isend(buf, dest, tag, None)
             if work is not None:
-                return Request._for(Transfer(state.world, work))
+                return Request._under_way(work, state)
         return Request._for(self._send(buf, dest, tag))
 
     def Recv(
@@ -141,7 +142,7 @@ class PointToPoint:
         if type(buf) is np.ndarray and state is not None and source is not None:
             work = state.irecv(buf, None if source == ANY_SOURCE else source, tag, None)
             if work is not None:
-                return Request._for(Receive(state.world, work, buf.nbytes, state.places))
+                return Request._under_way(work, state)
         return Request._for(self._receive(buf, source, tag))
 
     def Sendrecv(
