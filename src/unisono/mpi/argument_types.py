@@ -19,7 +19,7 @@ _CLASSES = {
 }  # fmt: skip
 _LISTS = ("datatypes", "requests", "statuses")
 """Parameters that are sequences of such objects."""
-_FAST = {"Allreduce", "Recv", "recv", "Sendrecv", "Waitall", "waitall"}
+_FAST = {"Allreduce", "Iprobe", "Probe", "Recv", "recv", "Sendrecv", "Waitall", "waitall"}
 """Calls that check their arguments themselves: this check would take a tenth of their time."""
 _OTHER = {"Spawn_multiple"}
 """Calls whose arguments of these names may be of other classes: an info for each command."""

@@ -59,7 +59,7 @@ class CommState(State):
         self.places: Any = self.peers if whole else {peer: rank for rank, peer in enumerate(self.peers)}
         self.context, self.serial = context, serial
         self.messages = Messages(world, 2 * context + 1)
-        for name in ("send", "isend", "recv", "irecv", "recv_object", "irecv_bytes"):
+        for name in ("send", "isend", "recv", "irecv", "recv_object", "irecv_bytes", "peek"):
             call = getattr(self.messages.quick, f"_{name}")
             setattr(self, name, call if whole else _renumbered(call, self.peers))
         self.hidden = Messages(world, 2 * context + 2)
