@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from unisono._native import pack_packets
 from unisono.engine.group import objects as packets
 from unisono.engine.operations.reduction import ReduceOp
 from unisono.mpi import constants
@@ -19,7 +20,7 @@ from unisono.mpi.errors import Exception
 from unisono.mpi.op import check_function
 from unisono.mpi.pickling import pickle
 from unisono.mpi.plan import finished
-from unisono.mpi.progress import complete, moving
+from unisono.mpi.progress import complete, under_way
 
 SUM = schedules.SUM
 _OF_ROOT = ("broadcast_object", "scatter_object")
@@ -102,7 +103,7 @@ def exscan(state: Any, group: Any, sendobj: Any, op: Any = SUM) -> Any:
 
 
 def _loaded(parts: list[Any]) -> list[Any]:
-    return [pickle.loads(part) for part in parts]
+    return list(map(pickle.decode, parts))
 
 
 def _exchange(
@@ -119,13 +120,13 @@ def _exchange(
     known = sent = None
     if objs is not None:
         try:
-            known = [pickle.dumps(obj) for obj in objs]
-            sent = packets.packets(known)
+            known = list(map(pickle.encode, objs))
+            sent = pack_packets(known)
         except builtins.Exception as error:  # noqa: BLE001  (it is raised when the others know it)
             failure = error
     if failure is not None:
         sent = packets.refusal(len(objs or [None]), f"{type(failure).__name__}: {failure}")
-    call = functools.partial(_beside_schedules, group) if moving() else group._call
+    call = functools.partial(_beside_schedules, group) if under_way else group._call
     try:
         follow, parts = packets.exchange(call, kind, sent, group.size, ReduceOp.SUM, root, *_OPTIONS)
     except packets.NotEncoded as refused:

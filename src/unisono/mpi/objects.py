@@ -123,8 +123,8 @@ def collective(doc: str, schedule: Any, fast: Any = None) -> Any:
     """A collective of objects: what `schedule(lane, ...)` returns. fast: the same by the engine's packets."""
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        state = self._alive()
-        if fast is not None and (group := state.engine_group()) is not None:
+        state = self._state or self._alive()
+        if fast is not None and (group := state.group or state.engine_group()) is not None:
             try:
                 return fast(state, group, *args, **options)
             except Follow as follow:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle as _pickle  # noqa: TID251 - lowercase calls promise to send whatever pickles
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,22 +10,25 @@ from unisono.mpi.byte_memory import buffer
 
 
 class Pickle:
-    """The functions `dumps` and `loads`; a program may replace them: `pickle.__init__(dumps, loads)`."""
+    """The functions `dumps` and `loads`; a program may replace them: `pickle.__init__(dumps, loads)`.
+
+    encode, decode: the same for this package, with fewer calls; `decode` gets what `encode` gives.
+    """
 
     def __init__(
         self, dumps: Callable[..., Any] | None = None, loads: Callable[..., Any] | None = None,
         protocol: int | None = None, threshold: int | None = None,
     ) -> None:  # fmt: skip
-        self._dumps, self.decode = dumps or _pickle.dumps, loads or _pickle.loads
+        self._dumps, self._loads = dumps or _pickle.dumps, loads or _pickle.loads
+        self.decode = self._loads if loads is None else self.loads
         self._default = _pickle.HIGHEST_PROTOCOL if dumps is None else None
         self._set_protocol(protocol)
         self._set_threshold(threshold)
 
     def _set_protocol(self, protocol: int | None) -> None:
         self._protocol = self._default if protocol is None else protocol
-        self.encode = self.dumps
-        if self._dumps is _pickle.dumps:
-            self.encode = functools.partial(_pickle.dumps, protocol=self._protocol)
+        dumps, chosen = self._dumps, self._protocol
+        self.encode = dumps if chosen is None else lambda obj: dumps(obj, chosen)
 
     def _set_threshold(self, threshold: int | None) -> None:
         self._threshold = 1024**2 // 4 if threshold is None else threshold
@@ -47,11 +49,11 @@ class Pickle:
 
     def dumps(self, obj: Any) -> Any:
         """The bytes of an object."""
-        return self._dumps(obj) if self._protocol is None else self._dumps(obj, self._protocol)
+        return self.encode(obj)
 
     def loads(self, data: Any) -> Any:
         """The object of bytes; of none: None."""
-        return self.decode(data) if len(data) else None
+        return self._loads(data) if len(data) else None
 
     def dumps_oob(self, obj: Any) -> tuple[Any, list[Any]]:
         """(the bytes of an object, its large buffers)."""
@@ -69,7 +71,7 @@ class Pickle:
 
     def loads_oob(self, data: Any, buffers: Any) -> Any:
         """The object of bytes and buffers."""
-        return self.decode(data, buffers=buffers)
+        return self._loads(data, buffers=buffers)
 
 
 pickle = Pickle()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from unisono import _native
 from unisono.engine.group.buffer_layout import with_call_name
-from unisono.engine.operations.kinds import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,12 +78,11 @@ def exchange(
     Raises:
         NotEncoded: a rank has sent a `refusal`; on all that were to get its object.
     """
-    plan = kind_of(kind).plan
-    if plan == "broadcast":
+    if kind == "broadcast_object":
         out = bytearray(PACKET_NBYTES) if sent is None else sent
         move(kind, out, None, *more)
     else:
-        out = bytearray(PACKET_NBYTES if plan == "scatter" else PACKET_NBYTES * size)
+        out = bytearray(PACKET_NBYTES if kind == "scatter_object" else PACKET_NBYTES * size)
         move(kind, out, sent, *more)
     return _native.unpack_packets(out, NotEncoded)
 
