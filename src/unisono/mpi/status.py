@@ -79,6 +79,8 @@ class Status(StatusBase):
 
     def Set_cancelled(self, flag: bool) -> None:
         """Set whether the operation was cancelled."""
+        if not hasattr(flag, "__bool__"):
+            raise wrong_class("flag", "bool", flag)
         self._cancelled = bool(flag)
 
     Get_source, source = _field("source", "The rank that sent the message.", Set_source)

@@ -96,9 +96,7 @@ class Messages:
             work = self._post("isend", peer, tag, data, sending=True, synchronous=synchronous)
         return Transfer(self.world, work)
 
-    def start_receive(
-        self, room: Any, peer: int | None, tag: int, kind: Any, places: Any, *more: Any
-    ) -> Any:
+    def start_receive(self, room: Any, peer: int | None, tag: int, kind: Any, places: Any, *more: Any) -> Any:
         """Begin to receive bytes into memory; `kind` is the class of the transfer."""
         work = self.quick._irecv(room, peer, tag, None)
         if work is None:
