@@ -207,9 +207,7 @@ nb::object NativeMessageWork::status() {
   return receive_status();
 }
 
-nb::object NativeMessageWork::receive_status() const {
-  return request_ ? nb::cast(received()) : nb::none();
-}
+nb::object NativeMessageWork::receive_status() const { return request_ ? nb::cast(received()) : nb::none(); }
 
 bool NativeMessageWork::cancel() {
   if (!begun_ || !request_) return false;

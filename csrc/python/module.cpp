@@ -67,8 +67,8 @@ std::optional<BufferView> look(nb::handle object) {
   if (PyBytes_CheckExact(one))  // they never move
     return BufferView{reinterpret_cast<Address>(PyBytes_AS_STRING(one)), PyBytes_GET_SIZE(one), kBytes, true};
   if (PyByteArray_CheckExact(one))
-    return BufferView{reinterpret_cast<Address>(PyByteArray_AS_STRING(one)), PyByteArray_GET_SIZE(one), kBytes,
-                      false, true};
+    return BufferView{reinterpret_cast<Address>(PyByteArray_AS_STRING(one)), PyByteArray_GET_SIZE(one),
+                      kBytes, false, true};
   if (PyObject_CheckBuffer(object.ptr()) == 0) return look_at_tensor(object);
   if (is_array_of_its_own(object)) return std::nullopt;
   Py_buffer buffer;

@@ -149,15 +149,16 @@ void bind_packets(nb::module_& m) {
         nb::sig("def encode_packets(objs: list[typing.Any], encode: typing.Callable[[typing.Any], bytes]) -> "
                 "tuple[list[bytes], bytearray]"),
         "What `encode` makes of objects, and packets of that.");
-  m.def("exchange_packets", &exchange, nb::arg("move"), nb::arg("kind"), nb::arg("sent").none(),
-        nb::arg("size"), nb::arg("refusal"), nb::arg("decode").none(), nb::arg("more"),
-        nb::sig("def exchange_packets(move: typing.Callable[..., object], kind: str, sent: bytearray | None, "
-                "size: int, refusal: type[Exception], decode: typing.Callable[[bytes], typing.Any] | None, "
-                "*more: typing.Any) -> tuple[bool, list[typing.Any]]"),
-        "The first operation of an object call: move(kind, out, sendbuf, *more) moves the packets of all ranks."
-        "\n\nsent: packets of what this rank sends; None: nothing.\n"
-        "Returns (False, the objects of this rank: their bytes, or what `decode` makes of them), or (True, the "
-        "lengths of these, which follow).\n"
-        "Raises refusal(place, text): a rank has sent a text instead of an object; on all that were to get "
-        "it.");
+  m.def(
+      "exchange_packets", &exchange, nb::arg("move"), nb::arg("kind"), nb::arg("sent").none(),
+      nb::arg("size"), nb::arg("refusal"), nb::arg("decode").none(), nb::arg("more"),
+      nb::sig("def exchange_packets(move: typing.Callable[..., object], kind: str, sent: bytearray | None, "
+              "size: int, refusal: type[Exception], decode: typing.Callable[[bytes], typing.Any] | None, "
+              "*more: typing.Any) -> tuple[bool, list[typing.Any]]"),
+      "The first operation of an object call: move(kind, out, sendbuf, *more) moves the packets of all ranks."
+      "\n\nsent: packets of what this rank sends; None: nothing.\n"
+      "Returns (False, the objects of this rank: their bytes, or what `decode` makes of them), or (True, the "
+      "lengths of these, which follow).\n"
+      "Raises refusal(place, text): a rank has sent a text instead of an object; on all that were to get "
+      "it.");
 }

@@ -112,8 +112,8 @@ nb::object end(PyObject* self, PyObject* status) {
 template <bool kValue>
 PyObject* wait(PyObject* self, PyObject* const* given, Py_ssize_t count, PyObject* keywords) {
   const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
-  const bool fits = count + named <= 1 &&
-                    (named == 0 || PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(keywords, 0), "status") == 0);
+  const bool fits = count + named <= 1 && (named == 0 || PyUnicode_CompareWithASCIIString(
+                                                             PyTuple_GET_ITEM(keywords, 0), "status") == 0);
   if (!fits) {
     PyErr_SetString(PyExc_TypeError, "takes one argument, status");
     return nullptr;
@@ -180,15 +180,14 @@ PyCFunction as_method(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-PyMethodDef kRequestMethods[] = {
-    {"Wait", as_method(wait<false>), METH_FASTCALL | METH_KEYWORDS,
-     "Wait($self, /, status=None)\n--\n\nWait for its end. Returns True."},
-    {"wait", as_method(wait<true>), METH_FASTCALL | METH_KEYWORDS,
-     "wait($self, /, status=None)\n--\n\nWait for its end; returns the object."},
-    {"_for", of_state, METH_O | METH_CLASS, "A request of an operation."},
-    {"_under_way", as_method(of_work), METH_FASTCALL | METH_CLASS,
-     "A request of a message's work, in a communicator of this state."},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef kRequestMethods[] = {{"Wait", as_method(wait<false>), METH_FASTCALL | METH_KEYWORDS,
+                                  "Wait($self, /, status=None)\n--\n\nWait for its end. Returns True."},
+                                 {"wait", as_method(wait<true>), METH_FASTCALL | METH_KEYWORDS,
+                                  "wait($self, /, status=None)\n--\n\nWait for its end; returns the object."},
+                                 {"_for", of_state, METH_O | METH_CLASS, "A request of an operation."},
+                                 {"_under_way", as_method(of_work), METH_FASTCALL | METH_CLASS,
+                                  "A request of a message's work, in a communicator of this state."},
+                                 {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef kRequestFields[] = {{"_state", state_of, set_state, "What the request is of.", nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
