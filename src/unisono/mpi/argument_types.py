@@ -19,7 +19,7 @@ _CLASSES = {
     "assertion": "int", "errorcode": "int", "query_fn": "callable", "free_fn": "callable",
     "cancel_fn": "callable", "errhandler_fn": "callable",
 }  # fmt: skip
-_OTHERS = {"int": int, "callable": Callable}
+_OTHERS: dict[str, Any] = {"int": int, "callable": Callable}
 """Of these, those that are no class of MPI."""
 _LISTS = ("datatypes", "requests", "statuses")
 """Parameters that are sequences of such objects."""

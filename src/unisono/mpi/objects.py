@@ -74,7 +74,7 @@ class ObjectMessages:
         if status is not None:
             check_status(status)
         state = self._state
-        if state is not None and source is not None and not under_way:
+        if state is not None and source is not None and not under_way:  # type: ignore[redundant-expr]
             found = state.recv_object(None, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
                 data, sent = found

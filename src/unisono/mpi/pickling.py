@@ -28,7 +28,7 @@ class Pickle:
     def _set_protocol(self, protocol: int | None) -> None:
         self._protocol = self._default if protocol is None else protocol
         dumps, chosen = self._dumps, self._protocol
-        self.encode = dumps if chosen is None else lambda obj: dumps(obj, chosen)
+        self.encode: Callable[[Any], Any] = dumps if chosen is None else lambda obj: dumps(obj, chosen)
 
     def _set_threshold(self, threshold: int | None) -> None:
         self._threshold = 1024**2 // 4 if threshold is None else threshold

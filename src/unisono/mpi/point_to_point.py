@@ -130,7 +130,7 @@ class PointToPoint:
         state = self._state
         if status is not None:
             check_status(status)
-        if type(buf) is ndarray and state is not None and source is not None and not under_way:
+        if type(buf) is ndarray and state is not None and source is not None and not under_way:  # type: ignore[redundant-expr]
             found = state.recv(buf, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
                 if status is not None or found.nbytes > buf.nbytes:
