@@ -65,11 +65,9 @@ LONGER = "MPI_ERR_TRUNCATE: the message from rank 1 with tag 1 has 24 bytes, the
         ("Scatterv", "world", f"1 got Mismatch {FEWER}", "0 got [0.0, 1.0]"),
         ("Scatterv", "twin", "1 got [2.0, 3.0]", "0 got [0.0, 1.0]"),  # as a shorter message of `Recv`
         ("Allgatherv", "world", f"0 got Mismatch {MORE}", "1 got "),
-        ("Allgatherv", "twin", f"0 got Exception {LONGER}", "1 got "),
         ("Alltoallv", "world", f"0 got Mismatch {MORE}", "1 got [2.0, 3.0, 3.0, 4.0]"),
         ("Alltoallv", "twin", f"0 got Exception {LONGER}", "1 got [2.0, 3.0, 3.0, 4.0]"),
         ("Alltoallw", "world", f"0 got Mismatch {MORE}", "1 got [4.0, 5.0, 4.0, 5.0]"),
-        ("Alltoallw", "twin", f"0 got Exception {LONGER}", "1 got [4.0, 5.0, 4.0, 5.0]"),
     ],
 )  # fmt: skip
 def test_counts_that_differ_between_ranks(name: str, where: str, refused: str, got: str) -> None:

@@ -1,7 +1,6 @@
 """Rank 1 sends three numbers to rank 0, which expects two. In `Scatterv` rank 1 expects one too many.
 
-Arguments: the collective, and "world" or "twin": the first collectives of a new communicator are messages.
-Prints what each rank gets. Nothing is written behind the numbers that a rank expects.
+Arguments: the collective; "world", or "twin", whose first collectives are messages. Prints what each rank gets.
 """
 
 import sys
