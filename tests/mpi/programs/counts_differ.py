@@ -1,6 +1,6 @@
 """Rank 1 sends three numbers to rank 0, which expects two. In `Scatterv` rank 1 expects one too many.
 
-Arguments: the collective; "world", or "twin", whose first collectives are messages. Prints what each rank gets.
+Arguments: the collective; "world", or "twin", whose first collectives are messages. Prints what ranks get.
 """
 
 import sys
@@ -12,8 +12,7 @@ from unisono.errors import Mismatch
 
 name, where = sys.argv[1:]
 comm = MPI.COMM_WORLD if where == "world" else MPI.COMM_WORLD.Dup()
-first, kind = comm.rank == 0, MPI.DOUBLE
-x, y = np.arange(8.0), np.full(8, -1.0)
+first, kind, x, y = comm.rank == 0, MPI.DOUBLE, np.arange(8.0), np.full(8, -1.0)
 sent, expected = [2 if first else 3, 2], [2, 2]
 calls = {
     "Gatherv": lambda: comm.Gatherv([x, sent[0]], [y, expected] if first else None),
