@@ -56,6 +56,7 @@ void bind_memory(nanobind::module_& m);
 void bind_simulator(nanobind::module_& m);
 void bind_windows(nanobind::module_& m);
 void bind_queues(nanobind::module_& m);
+void bind_requests(nanobind::module_& m);
 
 // Raises an OSError with the errno of `error`.
 void set_os_error(const std::system_error& error);

@@ -51,7 +51,8 @@ NativeMessageWork::NativeMessageWork(nb::object planner, nb::object engine, Mess
       name_(std::move(name)),
       request_(std::move(request)),
       keep_(std::move(keep)),
-      timeout_s_(timeout_s) {}
+      timeout_s_(timeout_s),
+      capacity_(request_->nbytes) {}
 
 NativeMessageWork::NativeMessageWork(nb::object planner, nb::object engine, MessageName name)
     : planner_(std::move(planner)), engine_(std::move(engine)), name_(std::move(name)), begun_(true) {}
@@ -206,10 +207,7 @@ nb::object NativeMessageWork::status() {
   return receive_status();
 }
 
-nb::object NativeMessageWork::receive_status() const {
-  if (!request_) return nb::none();
-  return nb::cast(Status::of(request_->peer, request_->tag, request_->form, request_->nbytes));
-}
+nb::object NativeMessageWork::receive_status() const { return request_ ? nb::cast(received()) : nb::none(); }
 
 bool NativeMessageWork::cancel() {
   if (!begun_ || !request_) return false;
@@ -311,6 +309,8 @@ void bind_message_works(nb::module_& m) {
       .def_prop_ro("cancelled", &NativeMessageWork::cancelled, "See `Work.cancelled`.")
       .def_prop_ro("source", &NativeMessageWork::source,
                    "The rank that sent the received message; meaningful only when done.")
+      .def_prop_ro("receives", &NativeMessageWork::receives, "Whether it is a receive.")
+      .def_prop_ro("capacity", &NativeMessageWork::capacity, "The bytes that a receive has room for.")
       .def("retain_buffers", &NativeMessageWork::retain_buffers,
            "After its end: keep its buffers for ever if a stopped rank may still write to them.")
       .def("_what", &NativeMessageWork::text, "The operation, for messages.")

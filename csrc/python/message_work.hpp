@@ -6,6 +6,7 @@
 
 #include "p2p/request.hpp"
 #include "python/calls.hpp"
+#include "python/status.hpp"
 
 // The buffers of messages that are under way although Python has dropped their works.
 class DroppedMessages {
@@ -64,6 +65,14 @@ class NativeMessageWork {
   bool cancel();
   bool cancelled();
   int source() const { return request_ ? request_->peer : -1; }
+  bool receives() const { return request_ && !request_->sending; }
+  // The bytes that a receive has room for.
+  uint64_t capacity() const { return receives() && request_->sized ? UINT64_MAX : capacity_; }
+  // Of a receive that has ended: what it got, and whether that was more than it has room for.
+  Status received() const {
+    return Status::of(request_->peer, request_->tag, request_->form, request_->nbytes);
+  }
+  bool truncated() const { return receives() && request_->nbytes > capacity(); }
   void retain_buffers();
   nanobind::object text() const;
   nanobind::object described(nanobind::handle self) const;
@@ -88,6 +97,7 @@ class NativeMessageWork {
   nanobind::object decode_, unpack_, received_, result_, code_;
   unisono::CallSite site_;
   double timeout_s_ = 0;
+  uint64_t capacity_ = 0;
   bool begun_ = false;
 };
 

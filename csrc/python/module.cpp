@@ -62,6 +62,13 @@ bool is_scalar(nb::handle object) {
 
 std::optional<BufferView> look(nb::handle object) {
   if (const auto seen = look_at_array(object)) return seen;
+  PyObject* const one = object.ptr();
+  constexpr int kBytes = static_cast<int>(DType::kU8);
+  if (PyBytes_CheckExact(one))  // they never move
+    return BufferView{reinterpret_cast<Address>(PyBytes_AS_STRING(one)), PyBytes_GET_SIZE(one), kBytes, true};
+  if (PyByteArray_CheckExact(one))
+    return BufferView{reinterpret_cast<Address>(PyByteArray_AS_STRING(one)), PyByteArray_GET_SIZE(one),
+                      kBytes, false, true};
   if (PyObject_CheckBuffer(object.ptr()) == 0) return look_at_tensor(object);
   if (is_array_of_its_own(object)) return std::nullopt;
   Py_buffer buffer;
@@ -182,4 +189,5 @@ NB_MODULE(_native, m) {
   bind_simulator(m);
   bind_windows(m);
   bind_queues(m);
+  bind_requests(m);
 }

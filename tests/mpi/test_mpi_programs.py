@@ -52,6 +52,29 @@ def test_lowercase_collectives_that_differ_are_named(first: str, second: str, to
     assert all(f"#1 {call}" in ended.stderr for call in told), ended.stderr
 
 
+MORE = "sizes do not fit: rank 1 sent 24 elements to rank 0, which expected 16 "
+FEWER = "sizes do not fit: rank 0 sent 16 elements to rank 1, which expected 24 "
+LONGER = "MPI_ERR_TRUNCATE: the message from rank 1 with tag 1 has 24 bytes, the receive buffer 16"
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "refused", "got"),
+    [
+        ("Gatherv", "world", f"0 got Mismatch {MORE}", "1 got []"),
+        ("Gatherv", "twin", f"0 got Exception {LONGER}", "1 got []"),
+        ("Scatterv", "world", f"1 got Mismatch {FEWER}", "0 got [0.0, 1.0]"),
+        ("Scatterv", "twin", "1 got [2.0, 3.0]", "0 got [0.0, 1.0]"),  # as a shorter message of `Recv`
+        ("Allgatherv", "world", f"0 got Mismatch {MORE}", "1 got "),
+        ("Alltoallv", "world", f"0 got Mismatch {MORE}", "1 got [2.0, 3.0, 3.0, 4.0]"),
+        ("Alltoallv", "twin", f"0 got Exception {LONGER}", "1 got [2.0, 3.0, 3.0, 4.0]"),
+        ("Alltoallw", "world", f"0 got Mismatch {MORE}", "1 got [4.0, 5.0, 4.0, 5.0]"),
+    ],
+)  # fmt: skip
+def test_counts_that_differ_between_ranks(name: str, where: str, refused: str, got: str) -> None:
+    ended = run(2, PROGRAMS / "counts_differ.py", name, where)
+    assert refused in ended.stdout and got in ended.stdout, ended.stdout + ended.stderr
+
+
 def test_random_messages_keep_the_order_of_mpi() -> None:
     ended = run(3, PROGRAMS / "random_messages.py", "150")
     assert ended.returncode == 0, ended.stdout + ended.stderr

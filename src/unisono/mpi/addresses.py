@@ -46,7 +46,8 @@ def check_root(root: int, size: int) -> int:
     Raises:
         Exception: there is no such rank.
     """
-    root = whole(root, "root")
+    if type(root) is not int:
+        root = whole(root, "root")
     if not 0 <= root < size:
         raise Exception(constants.ERR_ROOT, f"root is {root}, expected 0..{size - 1}")
     return root

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
-from unisono.mpi.errors import wrong_class
+from unisono.mpi.errors import whole, wrong_class
 
 _CLASSES = {
     "comm": "Comm", "peer_comm": "Comm", "group": "Group", "group1": "Group", "group2": "Group",
     "info": "Info", "errhandler": "Errhandler", "session": "Session", "status": "Status", "op": "Op",
     "datatype": "Datatype", "datatypes": "Datatype", "requests": "Request", "statuses": "Status",
-    "assertion": "int",
+    "assertion": "int", "errorcode": "int", "query_fn": "callable", "free_fn": "callable",
+    "cancel_fn": "callable", "errhandler_fn": "callable",
 }  # fmt: skip
+_OTHERS: dict[str, Any] = {"int": int, "callable": Callable}
+"""Of these, those that are no class of MPI."""
 _LISTS = ("datatypes", "requests", "statuses")
 """Parameters that are sequences of such objects."""
-_FAST = {"Allreduce", "Recv", "recv", "Sendrecv", "Wait", "wait", "Waitall", "waitall"}
+_FAST = {"Allreduce", "Iprobe", "Probe", "Recv", "recv", "Sendrecv", "Waitall", "waitall"}
 """Calls that check their arguments themselves: this check would take a tenth of their time."""
 _OTHER = {"Spawn_multiple"}
 """Calls whose arguments of these names may be of other classes: an info for each command."""
@@ -30,9 +34,9 @@ def checked(body: Any, names: dict[str, Any]) -> Any:
     lowercase = body.__name__[0].islower()  # its op may be any function
     parameters = list(inspect.signature(body).parameters.values())
     checks = [
-        (place, one.name, _CLASSES[one.name], names.get(_CLASSES[one.name], int), one.default is None)
+        (place, one.name, kind, _OTHERS.get(kind) or names[kind], one.default is None)
         for place, one in enumerate(parameters)
-        if one.name in _CLASSES and not (one.name == "op" and lowercase)
+        if (kind := _CLASSES.get(one.name)) and not (kind == "Op" and lowercase)
     ]
     if not checks:
         return body
@@ -53,7 +57,9 @@ def checked(body: Any, names: dict[str, Any]) -> Any:
                 for one in value:
                     if not isinstance(one, kind):
                         raise wrong_class(name, f"a sequence of {expected}", one)
-            elif not isinstance(value, kind) and not (kind is int and hasattr(value, "__index__")):
+            elif kind is int:
+                whole(value, name)
+            elif not isinstance(value, kind):
                 raise wrong_class(name, expected, value)
         return body(*args, **options)
 

@@ -59,7 +59,7 @@ class CommState(State):
         self.places: Any = self.peers if whole else {peer: rank for rank, peer in enumerate(self.peers)}
         self.context, self.serial = context, serial
         self.messages = Messages(world, 2 * context + 1)
-        for name in ("send", "isend", "recv", "irecv", "recv_object", "irecv_bytes"):
+        for name in ("send", "isend", "recv", "irecv", "recv_object", "irecv_bytes", "peek"):
             call = getattr(self.messages.quick, f"_{name}")
             setattr(self, name, call if whole else _renumbered(call, self.peers))
         self.hidden = Messages(world, 2 * context + 2)
@@ -68,7 +68,7 @@ class CommState(State):
         self.locks: dict[str, Any] = {}
         self.topology: Any = None
         self.calls = self._sequence = self._agreements = 0
-        self._group = world.group if context == WORLD_CONTEXT and 1 < self.size == world.size else None
+        self.group = world.group if context == WORLD_CONTEXT and 1 < self.size == world.size else None
 
     def lane(self) -> Lane:
         """The messages of the next collective."""
@@ -108,29 +108,25 @@ class CommState(State):
 
         The call counts as a collective, as on ranks whose arguments do.
         """
-        if self._group is None or moving():
+        if self.group is None or moving():
             return None
         self._sequence += 1
-        return self._group
-
-    def ready_group(self) -> Any:
-        """The group of the engine if there is one already."""
-        return self._group
+        return self.group
 
     def engine_group(self) -> Any:
         """The group of the engine for a blocking collective; None: not yet, see `calls`."""
         due = self.calls > _CALLS_BEFORE_GROUP and self.size > 1 and self.remote is None
-        if self._group is None and due:
+        if self.group is None and due:
             parent = self.world.group
             name = f"{parent.name}/comm{self.context}.{self.serial}"
-            self._group = parent._connect(self.ranks, name, self.ranks)
-        return self._group
+            self.group = parent._connect(self.ranks, name, self.ranks)
+        return self.group
 
     def close(self) -> None:
         """The communicator was freed."""
-        if self._group is not None and self._group is not self.world.group:
-            self._group.close()
-        self._group = None
+        if self.group is not None and self.group is not self.world.group:
+            self.group.close()
+        self.group = None
         self.contexts.give_back(self.context)
         if self.world.parent is self:
             self.world.parent = None

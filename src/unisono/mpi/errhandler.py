@@ -37,8 +37,6 @@ class HasErrhandler:
     @classmethod
     def Create_errhandler(cls, errhandler_fn: Callable[[Any, int], None]) -> Errhandler:
         """An error handler that calls a function with the object and the error code."""
-        if not callable(errhandler_fn):
-            raise TypeError("errhandler_fn: expected a callable")
         handler: Errhandler = Errhandler._of(_Handler("", errhandler_fn))
         return handler
 

@@ -11,7 +11,7 @@ from unisono.mpi import constants
 from unisono.mpi.errors import Exception
 from unisono.mpi.message_spec import Block
 from unisono.mpi.progress import Operation
-from unisono.mpi.transport import BlockReceive, Messages, WholeReceive, World, as_bytes
+from unisono.mpi.transport import BlockReceive, Messages, WholeReceive, as_bytes
 
 
 class Lane:
@@ -35,7 +35,7 @@ class Lane:
 
     def receive(self, rank: int, room: Any) -> Operation:
         """Receive bytes of a known number into memory."""
-        return self._messages.start_receive(room, self.peers[rank], self._tag, _whole_receive, self._places)
+        return self._messages.start_receive(room, self.peers[rank], self._tag, WholeReceive, self._places)
 
     def send_block(self, rank: int, block: Block) -> Operation:
         """Send items."""
@@ -43,8 +43,8 @@ class Lane:
 
     def receive_block(self, rank: int, block: Block) -> Operation:
         """Receive items."""
-        where = self.peers[rank], self._tag, BlockReceive, self._places
-        return self._messages.start_receive(block.room(), *where, block)
+        room, where = block.room(), (self.peers[rank], self._tag, BlockReceive, self._places)
+        return self._messages.start_receive(room, *where, room, block)
 
     def send_bytes(self, rank: int, data: Any) -> Operation:
         """Send bytes of a number that the receiver does not know."""
@@ -53,10 +53,6 @@ class Lane:
     def receive_bytes(self, rank: int) -> Operation:
         """Receive such bytes: they are the operation's value."""
         return self._messages.start_receive_bytes(self.peers[rank], self._tag, self._places)
-
-
-def _whole_receive(world: World, work: Any, room: Any, places: Any) -> Operation:
-    return WholeReceive(world, work, room.nbytes, places)
 
 
 def copy_block(source: Block, target: Block) -> None:

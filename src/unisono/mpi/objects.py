@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import warnings
 from typing import Any
 
@@ -16,10 +15,10 @@ from unisono.mpi.fast_objects import Follow
 from unisono.mpi.handle import method
 from unisono.mpi.pickling import pickle
 from unisono.mpi.point_to_point import MODES, STANDARD, Mode, started
-from unisono.mpi.progress import Ended, Operation, begun, complete, moving
+from unisono.mpi.progress import Ended, Operation, begun, complete, under_way
 from unisono.mpi.request import Request
 from unisono.mpi.status import Status, check_status
-from unisono.mpi.transport import BytesReceive, Transfer, as_bytes
+from unisono.mpi.transport import as_bytes, operation_of
 
 
 class ObjectMessages:
@@ -33,11 +32,11 @@ class ObjectMessages:
         if dest == PROC_NULL:
             whole(tag, "tag")
             return Ended()
-        data = pickle.dumps(obj)
+        data = pickle.encode(obj)
         work = state.isend(data, dest, tag, None) if mode is STANDARD else None
         if work is None:
             return started(state, as_bytes(data), *destination(state, dest, tag), mode)
-        return Transfer(state.world, work)
+        return operation_of(state.world, work, state.places)
 
     def _receive_object(self, source: int, tag: int) -> Operation:
         state = self._alive()
@@ -50,16 +49,16 @@ class ObjectMessages:
         if work is None:
             peer, full = origin(state, source, tag)
             return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
-        return BytesReceive(state.world, work, sys.maxsize, state.places)
+        return operation_of(state.world, work, state.places)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object."""
-        state = self._alive()
+        state = self._state or self._alive()
         if dest == PROC_NULL:
             whole(tag, "tag")
             return
-        data = pickle.dumps(obj)
-        if moving() or state.send(data, dest, tag, None) is None:
+        data = pickle.encode(obj)
+        if under_way or state.send(data, dest, tag, None) is None:
             state.messages.send(as_bytes(data), *destination(state, dest, tag))
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
@@ -74,14 +73,14 @@ class ObjectMessages:
             warnings.warn("the 'buf' argument is deprecated", UserWarning, stacklevel=2)
         if status is not None:
             check_status(status)
-        if source is not None and source != PROC_NULL and not moving():  # type: ignore[redundant-expr]
-            state = self._alive()
+        state = self._state
+        if state is not None and source is not None and not under_way:  # type: ignore[redundant-expr]
             found = state.recv_object(None, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
                 data, sent = found
                 if status is not None:
                     status._set(state.places[sent.source], sent.tag, sent.nbytes)
-                return pickle.loads(data)
+                return pickle.decode(data) if len(data) else None
         return self._wait(self._receive_object(source, tag), status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:  # noqa: ARG002
@@ -124,8 +123,8 @@ def collective(doc: str, schedule: Any, fast: Any = None) -> Any:
     """A collective of objects: what `schedule(lane, ...)` returns. fast: the same by the engine's packets."""
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        state = self._alive()
-        if fast is not None and (group := state.engine_group()) is not None:
+        state = self._state or self._alive()
+        if fast is not None and (group := state.group or state.engine_group()) is not None:
             try:
                 return fast(state, group, *args, **options)
             except Follow as follow:

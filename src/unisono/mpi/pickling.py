@@ -10,19 +10,25 @@ from unisono.mpi.byte_memory import buffer
 
 
 class Pickle:
-    """The functions `dumps` and `loads`; a program may replace them: `pickle.__init__(dumps, loads)`."""
+    """The functions `dumps` and `loads`; a program may replace them: `pickle.__init__(dumps, loads)`.
+
+    encode, decode: the same for this package, with fewer calls; `decode` gets what `encode` gives.
+    """
 
     def __init__(
         self, dumps: Callable[..., Any] | None = None, loads: Callable[..., Any] | None = None,
         protocol: int | None = None, threshold: int | None = None,
     ) -> None:  # fmt: skip
         self._dumps, self._loads = dumps or _pickle.dumps, loads or _pickle.loads
+        self.decode = self._loads if loads is None else self.loads
         self._default = _pickle.HIGHEST_PROTOCOL if dumps is None else None
         self._set_protocol(protocol)
         self._set_threshold(threshold)
 
     def _set_protocol(self, protocol: int | None) -> None:
         self._protocol = self._default if protocol is None else protocol
+        dumps, chosen = self._dumps, self._protocol
+        self.encode: Callable[[Any], Any] = dumps if chosen is None else lambda obj: dumps(obj, chosen)
 
     def _set_threshold(self, threshold: int | None) -> None:
         self._threshold = 1024**2 // 4 if threshold is None else threshold
@@ -43,7 +49,7 @@ class Pickle:
 
     def dumps(self, obj: Any) -> Any:
         """The bytes of an object."""
-        return self._dumps(obj) if self._protocol is None else self._dumps(obj, self._protocol)
+        return self.encode(obj)
 
     def loads(self, data: Any) -> Any:
         """The object of bytes; of none: None."""

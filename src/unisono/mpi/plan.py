@@ -47,7 +47,7 @@ class Plan:
 
     def start(self, state: Any) -> Operation:
         """Begin it."""
-        group = state.ready_group() if self.engine is not None else None
+        group = state.group if self.engine is not None else None
         if group is None:
             return ScheduleRun(self.schedule)
         return _EngineCall(self.engine(group, True), self.after)

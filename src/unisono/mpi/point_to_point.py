@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any, NamedTuple
 
-import numpy as np
+from numpy import ndarray
 
 from unisono.mpi.addresses import destination, origin
 from unisono.mpi.comm_state import CommState
@@ -15,10 +15,10 @@ from unisono.mpi.handle import method
 from unisono.mpi.message import Message
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.partitioned import Parts
-from unisono.mpi.progress import Ended, Every, Operation, moving
+from unisono.mpi.progress import Ended, Every, Operation, under_way
 from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status, check_status, fill_status
-from unisono.mpi.transport import BlockReceive, Receive, Transfer, truncated
+from unisono.mpi.transport import BlockReceive, truncated
 
 
 class Mode(NamedTuple):
@@ -69,7 +69,8 @@ class PointToPoint:
             return Ended(PROC_NULL)
         peer, full = origin(state, source, tag)
         block = simple(buf, writable=True)
-        return state.messages.start_receive(block.room(), peer, full, BlockReceive, state.places, block)
+        room = block.room()
+        return state.messages.start_receive(room, peer, full, BlockReceive, state.places, room, block)
 
     def _check(self, buf: Any, rank: int, tag: int, *, writable: bool) -> None:
         """Check the arguments of a call that begins later, or after another one."""
@@ -103,45 +104,47 @@ class PointToPoint:
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send the items of a buffer."""
+        state = self._state
+        if type(buf) is ndarray and state is not None and not under_way and state.send(buf, dest, tag, None):
+            return
         state = self._alive()
         if dest == PROC_NULL:
             whole(tag, "tag")
             return
-        plain = type(buf) is np.ndarray and not moving()
-        if not plain or state.send(buf, dest, tag, None) is None:
-            peer, full = destination(state, dest, tag)
-            state.messages.send(simple(buf, writable=False).pack(), peer, full)
+        peer, full = destination(state, dest, tag)
+        state.messages.send(simple(buf, writable=False).pack(), peer, full)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
         """See `Send`."""
         state = self._state
-        if type(buf) is np.ndarray and state is not None:
+        if type(buf) is ndarray and state is not None:
             work = state.isend(buf, dest, tag, None)
             if work is not None:
-                return Request._for(Transfer(state.world, work))
+                return Request._under_way(work, state)
         return Request._for(self._send(buf, dest, tag))
 
     def Recv(
         self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> None:
         """Receive items into a buffer."""
-        state = self._alive()
+        state = self._state
         if status is not None:
             check_status(status)
-        if type(buf) is np.ndarray and source is not None and not moving():  # type: ignore[redundant-expr]
+        if type(buf) is ndarray and state is not None and source is not None and not under_way:  # type: ignore[redundant-expr]
             found = state.recv(buf, None if source == ANY_SOURCE else source, tag, None)
             if found is not None:
-                _received(state, found, buf.nbytes, status)
+                if status is not None or found.nbytes > buf.nbytes:
+                    _received(state, found, buf.nbytes, status)
                 return
         self._wait(self._receive(buf, source, tag), status)
 
     def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """See `Recv`."""
         state = self._state
-        if type(buf) is np.ndarray and state is not None and source is not None:
+        if type(buf) is ndarray and state is not None and source is not None:
             work = state.irecv(buf, None if source == ANY_SOURCE else source, tag, None)
             if work is not None:
-                return Request._for(Receive(state.world, work, buf.nbytes, state.places))
+                return Request._under_way(work, state)
         return Request._for(self._receive(buf, source, tag))
 
     def Sendrecv(
@@ -151,8 +154,8 @@ class PointToPoint:
         """Send and receive."""
         state = self._state
         check_status(status)
-        plain = type(sendbuf) is np.ndarray and type(recvbuf) is np.ndarray and recvbuf.flags.carray
-        if plain and state is not None and source != PROC_NULL and not moving():
+        plain = type(sendbuf) is ndarray and type(recvbuf) is ndarray and recvbuf.flags.carray
+        if plain and state is not None and source != PROC_NULL and not under_way:
             origin(state, source, recvtag)
             work = state.isend(sendbuf, dest, sendtag, None)
             if work is not None:
@@ -214,12 +217,18 @@ class PointToPoint:
         return self._probe(source, tag, status, False)
 
     def _probe(self, source: int, tag: int, status: Status | None, waits: bool) -> bool:
-        state = self._alive()
-        if source == PROC_NULL:
-            whole(tag, "tag")
-            fill_status(status, Ended(PROC_NULL))
-            return True
-        found = (state.messages.probe if waits else state.messages.look)(*origin(state, source, tag))
+        state, found = self._state, None
+        if status is not None:
+            check_status(status)
+        if state is not None and source is not None:
+            found = state.peek(None, None if source == ANY_SOURCE else source, tag, None)
+        if found is None:
+            state = self._alive()
+            if source == PROC_NULL:
+                whole(tag, "tag")
+                fill_status(status, Ended(PROC_NULL))
+                return True
+            found = (state.messages.probe if waits else state.messages.look)(*origin(state, source, tag))
         if status is not None and found is not None:
             status._set(state.places[found.source], found.tag, found.nbytes)
         return found is not None

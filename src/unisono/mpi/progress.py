@@ -16,7 +16,8 @@ from unisono.mpi import constants
 from unisono.mpi.handle import State
 
 Schedule = Generator[list["Operation"], None, Any]
-_moving: list[ScheduleRun] = []
+under_way: list[ScheduleRun] = []
+"""Schedules that have not ended."""
 _SPINS = 200
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.0005
 
@@ -85,7 +86,7 @@ class ScheduleRun(Operation):
         self._turn = threading.Lock()  # of the threads that poll
         self._error: BaseException | None = None
         if not self.poll():
-            _moving.append(self)
+            under_way.append(self)
 
     def poll(self) -> bool:
         if self.done or not self._turn.acquire(blocking=False):
@@ -111,8 +112,8 @@ class ScheduleRun(Operation):
 
     def _end(self, value: Any) -> None:
         self.value, self.done = value, True
-        if self in _moving:
-            _moving.remove(self)
+        if self in under_way:
+            under_way.remove(self)
 
 
 def begun(schedule: Schedule) -> Schedule:
@@ -150,19 +151,19 @@ def pass_by(waits: Iterable[Operation]) -> None:
 
 def moving() -> bool:
     """Whether a schedule is under way, which whoever waits must move."""
-    return bool(_moving)
+    return bool(under_way)
 
 
 def move_all() -> None:
     """Move all schedules under way."""
-    for one in _moving:
+    for one in under_way:
         one.poll()
 
 
 def finish_all() -> None:
     """Wait for all schedules under way."""
-    while _moving:
-        _moving[0].block()
+    while under_way:
+        under_way[0].block()
 
 
 class Pause:

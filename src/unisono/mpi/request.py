@@ -6,12 +6,14 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from unisono._native import RequestBase
 from unisono.mpi import constants
 from unisono.mpi.errors import Error, Exception, wrong_class
 from unisono.mpi.handle import Handle, State
 from unisono.mpi.partitioned import Partitioned
-from unisono.mpi.progress import Operation, Pause, move_all
+from unisono.mpi.progress import Operation, Pause, move_all, under_way
 from unisono.mpi.status import Status, check_status, fill_status
+from unisono.mpi.transport import operation_of
 
 
 class Persistent(State):
@@ -23,29 +25,27 @@ class Persistent(State):
         self.start = start
 
 
-def _called(waits: Iterable[Callable[[], Any]]) -> None:
-    """Call each. The error of one whose message was too long comes when all have ended."""
+def _each(requests: Iterable[Request], wait: Callable[[Request], Any]) -> None:
+    """Wait for each. The error of one whose message was too long comes when all have ended."""
     first = None
-    for wait in waits:
+    for one in requests:
         try:
-            wait()
+            wait(one)
         except Exception as error:
             first = first or error
     if first is not None:
         raise first
 
 
-class Request(Handle):
+class Request(RequestBase, Handle):
     """An operation under way. After its end it is null."""
 
-    _state: Operation | Persistent | None
     _null = constants.ERR_REQUEST
+    _schedules = under_way
 
-    @classmethod
-    def _for(cls, operation: Operation) -> Any:
-        self = object.__new__(cls)
-        self._state = operation
-        return self
+    @staticmethod
+    def _operation_of(work: Any, state: Any) -> Operation:
+        return operation_of(state.world, work, state.places)
 
     def _operation(self) -> Operation | None:
         state = self._state
@@ -83,26 +83,12 @@ class Request(Handle):
             raise
 
     def _end(self, status: Status | None) -> Any:
-        """Wait for its end, and conclude it."""
-        operation = self._state
-        if status is not None or not isinstance(operation, Operation):
-            check_status(status)
-            self._block()
-            return self._conclude(status)
-        try:  # the fast path
-            if not operation.done:
-                operation.block()
-        finally:
-            if operation.done:
-                self._state = None
-        return operation.value
+        """Wait for its end, and conclude it: what `RequestBase` leaves to Python."""
+        check_status(status)
+        self._block()
+        return self._conclude(status)
 
     # ---- one request
-
-    def Wait(self, status: Status | None = None) -> bool:
-        """Wait for its end. Returns True."""
-        self._end(status)
-        return True
 
     def Test(self, status: Status | None = None) -> bool:
         """Whether it has ended."""
@@ -125,10 +111,6 @@ class Request(Handle):
 
     Free = Handle._free
 
-    def wait(self, status: Status | None = None) -> Any:
-        """Wait for its end; returns the object."""
-        return self._end(status)
-
     def test(self, status: Status | None = None) -> tuple[bool, Any]:
         """(whether it has ended, the object)."""
         move_all()
@@ -146,14 +128,14 @@ class Request(Handle):
             cls.waitall(requests, statuses)
             return True
         _check(requests)
-        _called(one.Wait for one in requests)
+        _each(requests, Request.Wait)
         return True
 
     @classmethod
     def waitall(cls, requests: Sequence[Request], statuses: list[Status] | None = None) -> list[Any]:
         """Wait for all; returns their objects."""
         _check(requests, statuses or ())
-        _called(one._block for one in requests)
+        _each(requests, Request._block)
         return [one._conclude(status) for one, status in _paired(requests, statuses)]
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from unisono._native import StatusBase
 from unisono.mpi import constants
 from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import whole, wrong_class
@@ -20,10 +21,10 @@ def _field(name: str, doc: str, put: Any) -> tuple[Any, Any]:
     return get, property(get, put)
 
 
-class Status:
+class Status(StatusBase):
     """Source, tag, error and size of a message."""
 
-    __slots__ = ("__weakref__", "_cancelled", "_error", "_nbytes", "_source", "_tag")
+    __slots__ = ("__weakref__",)
 
     def __new__(cls, status: Status | None = None) -> Any:
         """An empty status, or a copy of one."""
@@ -78,6 +79,8 @@ class Status:
 
     def Set_cancelled(self, flag: bool) -> None:
         """Set whether the operation was cancelled."""
+        if not hasattr(flag, "__bool__"):
+            raise wrong_class("flag", "bool", flag)
         self._cancelled = bool(flag)
 
     Get_source, source = _field("source", "The rank that sent the message.", Set_source)

@@ -6,7 +6,6 @@ for its collectives. `Messages` is the world as one context sees it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,19 +96,19 @@ class Messages:
             work = self._post("isend", peer, tag, data, sending=True, synchronous=synchronous)
         return Transfer(self.world, work)
 
-    def start_receive(self, room: Any, peer: int | None, tag: int, kind: Any, *more: Any) -> Any:
+    def start_receive(self, room: Any, peer: int | None, tag: int, kind: Any, places: Any, *more: Any) -> Any:
         """Begin to receive bytes into memory; `kind` is the class of the transfer."""
         work = self.quick._irecv(room, peer, tag, None)
         if work is None:
             work = self._post("irecv", peer, tag, room, sending=False)
-        return kind(self.world, work, room, *more)
+        return kind(self.world, work, places, *more)
 
-    def start_receive_bytes(self, peer: int | None, tag: int, places: Any, load: Any = None) -> BytesReceive:
-        """Begin to receive a message of any length."""
+    def start_receive_bytes(self, peer: int | None, tag: int, places: Any, load: Any = None) -> Receive:
+        """Begin to receive a message of any length: its bytes, or what `load` makes of them."""
         work = self.quick._irecv_bytes(load, peer, tag, None)
         if work is None:
             work = self._post("irecv", peer, tag, _NOTHING, sending=False, sized=True, decode=load)
-        return BytesReceive(self.world, work, sys.maxsize, places)
+        return Receive(self.world, work, places)
 
     def _post(self, name: str, peer: int | None, tag: int, data: Any, **more: Any) -> Any:
         world = self.world
@@ -130,7 +129,7 @@ class Messages:
 
     def probe(self, peer: int | None, tag: int) -> Any:
         """Wait for a message; its status."""
-        found = self.look(peer, tag)
+        found = None
         while found is None and moving():
             move_all()
             found = self.look(peer, tag)
@@ -143,9 +142,6 @@ class Messages:
 
     def look(self, peer: int | None, tag: int) -> Any:
         """The status of a message that has arrived, or None."""
-        found = self.quick._peek(None, peer, tag, None)
-        if found is not None:
-            return found
         source = -1 if peer is None else peer
         fault, found = self.world.engine.look(source, tag_in_context(self.context, tag))
         if fault:
@@ -156,7 +152,7 @@ class Messages:
 class Transfer(Operation):
     """A send or a receive under way."""
 
-    def __init__(self, world: World, work: Any, keep: Any = None) -> None:  # noqa: ARG002
+    def __init__(self, world: World, work: Any) -> None:
         self._world, self._work = world, work
 
     def poll(self) -> bool:
@@ -197,15 +193,15 @@ class Transfer(Operation):
 
 
 class Receive(Transfer):
-    """A receive of the program's into memory of `capacity` bytes.
+    """A receive. Its value is the object of a message of any length.
 
     places: the rank in the communicator of each rank of the world.
     """
 
     _found: Any = None
 
-    def __init__(self, world: World, work: Any, capacity: int, places: Any) -> None:
-        self._world, self._work, self._capacity, self._places = world, work, capacity, places
+    def __init__(self, world: World, work: Any, places: Any) -> None:
+        self._world, self._work, self._places = world, work, places
 
     @property
     def source(self) -> int:  # type: ignore[override]
@@ -220,38 +216,45 @@ class Receive(Transfer):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         """The bytes received."""
-        return 0 if self._found is None else min(self._found.nbytes, self._capacity)
+        return 0 if self._found is None else min(self._found.nbytes, self._work.capacity)
 
     def _accept(self, work: Any) -> None:
         if work.cancelled:
             self.cancelled = True
             return
         found = self._found = work.receive_status()
-        if found.nbytes > self._capacity:
-            raise truncated(self.source, self.tag, found.nbytes, self._capacity)
-        self._use(work)
+        if found.nbytes > work.capacity:
+            raise truncated(self.source, self.tag, found.nbytes, work.capacity)
+        self.value = work.result()
+        self._use()
 
-    def _use(self, work: Any) -> None:
+    def _use(self) -> None:
         """What is done with the message."""
+
+
+def operation_of(world: World, work: Any, places: Any) -> Transfer:
+    """A message under way, for a request."""
+    return Receive(world, work, places) if work.receives else Transfer(world, work)
 
 
 class WholeReceive(Receive):
     """A receive of a collective, whose ranks agree on the number of bytes."""
 
-    def _use(self, work: Any) -> None:  # noqa: ARG002
-        if self.nbytes < self._capacity:
-            text = f"rank {self.source} has sent {self.nbytes} bytes, this rank expects {self._capacity}"
+    def _use(self) -> None:
+        room = self._work.capacity
+        if self.nbytes < room:
+            text = f"rank {self.source} has sent {self.nbytes} bytes, this rank expects {room}"
             raise Exception(constants.ERR_TRUNCATE, f"the ranks' counts or types differ: {text}")
 
 
 class BlockReceive(Receive):
     """A receive into items of any type. room: the memory that gets their bytes side by side."""
 
-    def __init__(self, world: World, work: Any, room: Any, places: Any, block: Block) -> None:
-        super().__init__(world, work, room.nbytes, places)
+    def __init__(self, world: World, work: Any, places: Any, room: Any, block: Block) -> None:
+        super().__init__(world, work, places)
         self._room, self._block = room, block
 
-    def _use(self, work: Any) -> None:  # noqa: ARG002
+    def _use(self) -> None:
         if not self._block.dense:
             self._block.fill(self._room[: self.nbytes])
 
@@ -260,13 +263,6 @@ def truncated(source: int, tag: int, sent: int, room: int) -> Exception:
     """The error of a message that is longer than its buffer."""
     text = f"the message from rank {source} with tag {tag} has {sent} bytes, the receive buffer {room}"
     return Exception(constants.ERR_TRUNCATE, text)
-
-
-class BytesReceive(Receive):
-    """A receive of any length: its value is the bytes, or what `load` makes of them."""
-
-    def _use(self, work: Any) -> None:
-        self.value = work.result()
 
 
 def as_bytes(data: Any) -> Any:

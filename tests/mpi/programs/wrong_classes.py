@@ -47,11 +47,14 @@ OBJECTS = [
     lambda c: MPI.Group.Union(c.Get_group(), 5), lambda _: MPI.Datatype.Create_struct([1], [0], [5]),
     lambda _: MPI.INT.Pack_size(1, 5), lambda _: MPI.Status().Get_count(5), lambda _: MPI.Free_mem(5),
     lambda c: MPI.Win.Create(x, "a", info, c), lambda c: MPI.Win.Create(x, 1, 5, c),
+    lambda c: c.Call_errhandler("a"),
     lambda _: MPI.Win.Allocate(8, 1, info, 5), lambda _: MPI.File.Open(5, "a"),
 ]  # fmt: skip
 OURS = [  # of which mpi4py learns at the first combination, if ever
     lambda c: c.reduce(1, op=3), lambda c: c.allreduce(1, op=None), lambda c: c.scan(1, op="sum"),
-    lambda c: c.exscan(1, op=MPI.OP_NULL),
+    lambda c: c.exscan(1, op=MPI.OP_NULL), lambda _: MPI.Status().Set_cancelled("a"),
+    lambda c: c.Create_errhandler(5),
+    lambda _: MPI.Grequest.Start(5), lambda _: MPI.Grequest.Start(None, None, "cancel"),
 ]  # fmt: skip
 
 

@@ -1022,7 +1022,8 @@ class Group(_native.GroupBase):
     def _exchange(
         self, kind: str, sent: bytearray | None, root: int, timeout: Seconds, op: Op = SUM
     ) -> tuple[bool, Any]:
-        return objects.exchange(self._call, kind, sent, self.size, op, root, None, False, False, timeout)
+        more = self.size, objects.NotEncoded, None, op, root, None, False, False, timeout
+        return _native.exchange_packets(self._call, kind, sent, *more)
 
     def _move(self, kind: str, out: Any, sendbuf: Any, root: int, timeout: Seconds, op: Op = SUM) -> None:
         """One of the operations of an object call: packets, then bytes. op: ranks compare it."""

@@ -8,12 +8,10 @@ only among processes that trust each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from unisono import _native
 from unisono.engine.group.buffer_layout import with_call_name
-from unisono.engine.operations.kinds import kind_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,29 +62,6 @@ def refusal(count: int, reason: str) -> bytearray:
     """Instead of the packets of `count` objects: the reason why there are none."""
     text = reason.encode(errors="replace")[: PACKET_NBYTES - 8]
     return _native.pack_packets([text] * count, True)
-
-
-def exchange(
-    move: Callable[..., object], kind: str, sent: bytearray | None, size: int, *more: Any
-) -> tuple[bool, list[Any]]:
-    """The first operation of a call: the packets of all ranks.
-
-    Args:
-        move: runs an operation: (kind, out, sendbuf, *more).
-        sent: `packets` of what this rank sends, or its `refusal`; None: it sends nothing.
-    Returns:
-        (False, the bytes of the objects for this rank), or (True, the lengths of these, which follow).
-    Raises:
-        NotEncoded: a rank has sent a `refusal`; on all that were to get its object.
-    """
-    plan = kind_of(kind).plan
-    if plan == "broadcast":
-        out = bytearray(PACKET_NBYTES) if sent is None else sent
-        move(kind, out, None, *more)
-    else:
-        out = bytearray(PACKET_NBYTES if plan == "scatter" else PACKET_NBYTES * size)
-        move(kind, out, sent, *more)
-    return _native.unpack_packets(out, NotEncoded)
 
 
 def lengths(values: list[int]) -> Lengths:
