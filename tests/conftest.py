@@ -60,7 +60,8 @@ TAKE_LONG = (
     "test_backends.py", "test_replicas_survive.py", "test_calibrate_hosts.py", "test_torch_ends.py",
     "test_launch_on_hosts.py", "test_parallel_elastic_goes_back.py",
     "test_parallel_experts.py", "test_parallel_checkpoints.py", "test_elastic_jobs.py", "test_survivors.py",
-    "test_parallel_graph.py",
+    "test_parallel_graph.py", "test_examples.py", "test_compare.py", "test_torch_failures.py",
+    "test_plan_space.py", "test_shrink_group.py", "test_process_ends.py", "test_zero_copy.py",
 )  # fmt: skip
 # Their tests run in one worker: each starts a Python for 1, 2 and 4 GPUs, which imports PyTorch.
 SHARE_MACHINES = (

@@ -35,7 +35,7 @@ RUNS = [
     ("metrics.py", 3, [], "on average"),
     ("one_process.py", 1, [], "from one process's"),
     ("eigenvector.py", 3, [], "largest eigenvalue"),
-    ("low_rank_shards.py", 4, ["--steps", "12"], "all of it"),
+    ("low_rank_shards.py", 4, ["--steps", "8"], "all of it"),
     *cases([], long=[("low_rank_shards.py", 4, ["--steps", "24", "--shard", "4"], "all of it")]),
     ("language_model.py", 2, ["--seconds", "1"], "the same bits on 2 ranks"),
     ("elastic.py", 3, [], "largest eigenvalue"),
