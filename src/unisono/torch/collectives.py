@@ -27,6 +27,7 @@ from unisono.torch_internals.c10d import (
 from .arguments import TensorArguments, options, single
 from .cuda import any_device
 from .group_calls import GroupCalls, fast_path
+from .hooks import watched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +92,7 @@ class Collectives(GroupCalls):
         return self._run(self._group.all_reduce, opts, [x], call, buffer, codec=codec, feedback=feedback)
 
     @any_device
+    @watched
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over the group, each in place."""
         opts = options(AllreduceCoalescedOptions, opts)
@@ -123,6 +125,7 @@ class Collectives(GroupCalls):
         return self._run(self._group.reduce, opts, [x], call, buffer, dst=opts.rootRank, op=op)
 
     @any_device
+    @watched
     def reduce_scatter(
         self,
         output_tensors: Any,
@@ -156,6 +159,7 @@ class Collectives(GroupCalls):
     _reduce_scatter_base = reduce_scatter_single
 
     @any_device
+    @watched
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -184,6 +188,7 @@ class Collectives(GroupCalls):
         return self._run(self._group.broadcast, opts, [x], call, buffer, src=opts.rootRank)
 
     @any_device
+    @watched
     def gather(
         self,
         output_tensors: Any,
@@ -232,6 +237,7 @@ class Collectives(GroupCalls):
         return [part.view(-1) for part in output.view(self._size, numel)]
 
     @any_device
+    @watched
     def scatter(
         self,
         output_tensors: Any,
@@ -250,6 +256,7 @@ class Collectives(GroupCalls):
     # ---- all to all ----
 
     @any_device
+    @watched
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -273,6 +280,7 @@ class Collectives(GroupCalls):
     _allgather_base = all_gather_single
 
     @any_device
+    @watched
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -287,6 +295,7 @@ class Collectives(GroupCalls):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     @any_device
+    @watched
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -300,6 +309,7 @@ class Collectives(GroupCalls):
         )
 
     @any_device
+    @watched
     def alltoall(
         self,
         outputs: Sequence[Tensor],
@@ -361,16 +371,19 @@ class Collectives(GroupCalls):
     # ---- point to point ----
 
     @any_device
+    @watched
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send one tensor to a rank of the group."""
         return self._transfer("send", self._group.isend, tensors, dst, tag)
 
     @any_device
+    @watched
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive one tensor from a rank of the group."""
         return self._transfer("recv", self._group._irecv_whole, tensors, src, tag)
 
     @any_device
+    @watched
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive one tensor from any rank; the Work knows its source."""
         return self._transfer("recv", self._group._irecv_whole, tensors, None, tag)

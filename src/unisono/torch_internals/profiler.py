@@ -1,4 +1,4 @@
-"""PyTorch's profiler, as its own backends use it from C++."""
+"""PyTorch's profiler, as its own backends use it from C++, and who else watches a thread's operators."""
 
 from __future__ import annotations
 
@@ -27,14 +27,26 @@ NAMES = {
     ),
 }
 
+MODES = PrivateName(
+    "torch._C:_len_torch_dispatch_stack",
+    purpose="tell whether a TorchDispatchMode watches the operators of this thread",
+    without="CommDebugMode and other modes see no collective of Unisono",
+)
+
 _BEGIN = optional(NAMES["begin"])
 _END = optional(NAMES["end"])
+_MODES: Any = optional(MODES) or int
 _HAS_ALL = _BEGIN is not None and _END is not None and optional(NAMES["on"]) is not None
 
 
 def is_on() -> bool:
     """Say whether a profiler is recording."""
     return _HAS_ALL and profiler._is_profiler_enabled
+
+
+def is_watched() -> bool:
+    """Say whether a profiler or a TorchDispatchMode watches the operators that this thread calls."""
+    return _MODES() > 0 or is_on()
 
 
 def begin(name: str, inputs: Sequence[Any]) -> Any:
