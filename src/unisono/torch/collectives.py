@@ -135,14 +135,34 @@ class Collectives(GroupCalls):
         *,
         op: Any = None,
     ) -> Work:
-        """Reduce a list of tensors; rank i gets the i-th."""
+        """Reduce a list of tensors; rank i gets the i-th. They may have several sizes, as over Gloo."""
         opts = options(ReduceScatterOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         out = single("reduce_scatter", output_tensors)
         inputs = input_tensors if isinstance(input_tensors[0], torch.Tensor) else input_tensors[0]
+        if (
+            len(inputs) == self._size
+            and len({x.numel() for x in inputs}) > 1
+            and out.numel() == inputs[self._rank].numel()
+        ):
+            return self._reduce_each(out, inputs, opts)
         call = TensorArguments("reduce_scatter")
         buffers = [call.read(x) for x in inputs]
         op = call.op(opts.reduceOp, out, self._size, self._like_nccl)
         return self._run(self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, op)
+
+    def _reduce_each(self, out: Tensor, inputs: Sequence[Tensor], opts: Any) -> Work:
+        """Reduce the i-th tensor to rank i, each on its own: they have several sizes."""
+
+        def reduce_one(root: int, x: Tensor) -> Work:
+            each = _single_options(ReduceOptions, opts)
+            each.rootRank = root
+            if root == self._rank:
+                x = out.detach().copy_(x.detach().view_as(out))
+            return self.reduce([x], each)
+
+        return self._coalesced(
+            "reduce_scatter", inputs, lambda: [reduce_one(root, x) for root, x in enumerate(inputs)]
+        )
 
     @any_device
     @fast_path("reduce_scatter", ReduceScatterOptions, tensors=2)
