@@ -30,7 +30,7 @@ NAMES = {
 MODES = PrivateName(
     "torch._C:_len_torch_dispatch_stack",
     purpose="tell whether a TorchDispatchMode watches the operators of this thread",
-    without="CommDebugMode and other modes see no collective of Unisono",
+    without="CommDebugMode sees no collective; a FlopCounterMode around up.Pipe counts nothing",
 )
 
 _BEGIN = optional(NAMES["begin"])
