@@ -416,7 +416,7 @@ def connect(
                 size,
                 timeout_s=timeout_s,
                 settings=engine_settings,
-                served=parent and parent.has_first,
+                served=None if parent is None else parent.has_first,
             )
     except RendezvousError as error:
         raise RendezvousError(f"{_naming(name, size, members)}: {error}", missing=error.missing) from None
