@@ -33,9 +33,16 @@ MODES = PrivateName(
     without="CommDebugMode sees no collective; a FlopCounterMode around up.Pipe counts nothing",
 )
 
+TRACING = PrivateName(
+    "torch._C:_is_tracing",
+    purpose="tell whether torch.jit.trace records the operators of this thread",
+    without="it records a program without its collectives, and says nothing",
+)
+
 _BEGIN = optional(NAMES["begin"])
 _END = optional(NAMES["end"])
 _MODES: Any = optional(MODES) or int
+_TRACING: Any = optional(TRACING) or bool
 _HAS_ALL = _BEGIN is not None and _END is not None and optional(NAMES["on"]) is not None
 
 
@@ -45,8 +52,8 @@ def is_on() -> bool:
 
 
 def is_watched() -> bool:
-    """Say whether a profiler or a TorchDispatchMode watches the operators that this thread calls."""
-    return _MODES() > 0 or is_on()
+    """Say whether a profiler, a TorchDispatchMode or torch.jit.trace watches this thread's operators."""
+    return bool(_MODES() or (_HAS_ALL and profiler._is_profiler_enabled) or _TRACING())
 
 
 def begin(name: str, inputs: Sequence[Any]) -> Any:

@@ -261,6 +261,19 @@ def check_modes_count_what_training_communicates(rank, size):
     assert counted.get_comm_counts() == {torch.ops.c10d.allreduce_: 1}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def check_a_trace_without_its_collectives_is_refused_as_over_gloo(rank, size):
+    needs("register_pre_hook")
+
+    def summed(x):
+        dist.all_reduce(x)
+        return x * 2
+
+    summed(torch.ones(2))
+    with pytest.raises(RuntimeError, match="Tried to trace .*ProcessGroup"):
+        torch.jit.trace(summed, torch.ones(2), check_trace=False)
+
+
 def check_a_fake_tensor_communicates_nothing(rank, size):
     needs("register_pre_hook")
     before = dist.group.WORLD._get_sequence_number_for_group()
