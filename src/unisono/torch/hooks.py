@@ -207,8 +207,10 @@ def watched(method: Method) -> Method:
         first = first_tensor(args or tuple(kwargs.values()))
         if first is not None and first.layout is not torch.strided:  # its operators are for dense tensors
             return method(self, *args, **kwargs)
+        while args and args[-1] is None:  # a default of ours; PyTorch's method may not have it
+            args = args[:-1]
         self._bridge()
-        return through(self, *args, **kwargs)
+        return through(self, *args, **{name: value for name, value in kwargs.items() if value is not None})
 
     return cast("Method", call)
 

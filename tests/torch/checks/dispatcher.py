@@ -240,6 +240,9 @@ def check_a_mode_sees_the_calls_that_it_sees_of_gloo(rank, size):
         assert operators.seen == seen[-1]
     assert seen[0] == seen[1]
     assert len(seen[0]) >= 12
+    with Operators() as operators:  # with an argument that PyTorch's method does not have
+        group.allgather([[torch.zeros(1) for _ in range(size)]], [torch.ones(1)], None, None).wait()
+    assert operators.seen == ["c10d.allgather_.default"]
 
 
 def check_a_profile_has_the_operators_that_it_has_of_gloo(rank, size):
