@@ -52,7 +52,7 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/swap.py": "who swaps what: whole parameters, parts of them, a model of one process",
     "src/unisono/torch_internals/fsdp.py": "FSDP2 from inside: one table of names, and what uses them",
     "src/unisono/torch/process_group.py": "the process group as PyTorch asks it: identity, beginning, end",
-    "src/unisono/torch/collectives.py": "every collective as PyTorch calls it, each the translation of one call",
+    "src/unisono/torch/collectives.py": "every collective as PyTorch calls it; each translates one call",
     "tests/torch/loop_features/features.py": "the rows of one table: a function for each",
     "tests/torch/model_fuzz/operators.py": "the operators of random programs, and their tables",
     "src/unisono/planner/hardware.py": "accelerators and hosts as data: what they have, and their files",
