@@ -27,6 +27,7 @@ from unisono.torch_internals.c10d import (
 from .arguments import TensorArguments, options, single
 from .cuda import any_device
 from .group_calls import GroupCalls, fast_path
+from .hooks import watched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +92,7 @@ class Collectives(GroupCalls):
         return self._run(self._group.all_reduce, opts, [x], call, buffer, codec=codec, feedback=feedback)
 
     @any_device
+    @watched
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         """Reduce several tensors over the group, each in place."""
         opts = options(AllreduceCoalescedOptions, opts)
@@ -123,6 +125,7 @@ class Collectives(GroupCalls):
         return self._run(self._group.reduce, opts, [x], call, buffer, dst=opts.rootRank, op=op)
 
     @any_device
+    @watched
     def reduce_scatter(
         self,
         output_tensors: Any,
@@ -132,14 +135,34 @@ class Collectives(GroupCalls):
         *,
         op: Any = None,
     ) -> Work:
-        """Reduce a list of tensors; rank i gets the i-th."""
+        """Reduce a list of tensors; rank i gets the i-th. They may have several sizes, as over Gloo."""
         opts = options(ReduceScatterOptions, opts, reduceOp=opts if op is None else op, timeout=timeout)
         out = single("reduce_scatter", output_tensors)
         inputs = input_tensors if isinstance(input_tensors[0], torch.Tensor) else input_tensors[0]
+        if (
+            len(inputs) == self._size
+            and len({x.numel() for x in inputs}) > 1
+            and out.numel() == inputs[self._rank].numel()
+        ):
+            return self._reduce_each(out, inputs, opts)
         call = TensorArguments("reduce_scatter")
         buffers = [call.read(x) for x in inputs]
         op = call.op(opts.reduceOp, out, self._size, self._like_nccl)
         return self._run(self._group.reduce_scatter, opts, [out], call, call.write(out), buffers, op)
+
+    def _reduce_each(self, out: Tensor, inputs: Sequence[Tensor], opts: Any) -> Work:
+        """Reduce the i-th tensor to rank i, each on its own: they have several sizes."""
+
+        def reduce_one(root: int, x: Tensor) -> Work:
+            each = _single_options(ReduceOptions, opts)
+            each.rootRank = root
+            if root == self._rank:
+                x = out.detach().copy_(x.detach().view_as(out))
+            return self.reduce([x], each)
+
+        return self._coalesced(
+            "reduce_scatter", inputs, lambda: [reduce_one(root, x) for root, x in enumerate(inputs)]
+        )
 
     @any_device
     @fast_path("reduce_scatter", ReduceScatterOptions, tensors=2)
@@ -156,6 +179,7 @@ class Collectives(GroupCalls):
     _reduce_scatter_base = reduce_scatter_single
 
     @any_device
+    @watched
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -184,6 +208,7 @@ class Collectives(GroupCalls):
         return self._run(self._group.broadcast, opts, [x], call, buffer, src=opts.rootRank)
 
     @any_device
+    @watched
     def gather(
         self,
         output_tensors: Any,
@@ -232,6 +257,7 @@ class Collectives(GroupCalls):
         return [part.view(-1) for part in output.view(self._size, numel)]
 
     @any_device
+    @watched
     def scatter(
         self,
         output_tensors: Any,
@@ -250,6 +276,7 @@ class Collectives(GroupCalls):
     # ---- all to all ----
 
     @any_device
+    @watched
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
@@ -273,6 +300,7 @@ class Collectives(GroupCalls):
     _allgather_base = all_gather_single
 
     @any_device
+    @watched
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -287,6 +315,7 @@ class Collectives(GroupCalls):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     @any_device
+    @watched
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -300,6 +329,7 @@ class Collectives(GroupCalls):
         )
 
     @any_device
+    @watched
     def alltoall(
         self,
         outputs: Sequence[Tensor],
@@ -361,16 +391,19 @@ class Collectives(GroupCalls):
     # ---- point to point ----
 
     @any_device
+    @watched
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         """Send one tensor to a rank of the group."""
         return self._transfer("send", self._group.isend, tensors, dst, tag)
 
     @any_device
+    @watched
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         """Receive one tensor from a rank of the group."""
         return self._transfer("recv", self._group._irecv_whole, tensors, src, tag)
 
     @any_device
+    @watched
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive one tensor from any rank; the Work knows its source."""
         return self._transfer("recv", self._group._irecv_whole, tensors, None, tag)

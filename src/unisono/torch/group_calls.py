@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .arguments import PLAIN, PLAIN_OR_NONE, REDUCE_OPS, TensorArguments, reduce_op, single
 from .completed_work import DONE
+from .hooks import watched
 from .option_offsets import ASYNC, reader
-from .profiling import ProfilerEvent, is_on
+from .profiling import ProfilerEvent, is_on, is_watched
 from .sparse import SparseAllReduce
 from .work import CoalescedWork, TransferWork, UnisonoWork, seconds
 
@@ -55,7 +56,9 @@ def fast_path(
     read = reader(kind)
     at = tensors if opts_at is None else opts_at
 
-    def decorate(method: Method) -> Method:
+    def decorate(plain_method: Method) -> Method:
+        method = watched(plain_method)
+
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             opts = args[at] if len(args) > at else kwargs.get("opts")
@@ -67,7 +70,7 @@ def fast_path(
                 if (
                     type(out) in PLAIN_OR_NONE
                     and type(given) in PLAIN_OR_NONE
-                    and not is_on()
+                    and not is_watched()
                     and (fits is None or fits(self, opts, *args))
                 ):
                     op, root, later = REDUCE_OPS[plain & 255], (plain & ASYNC - 1) >> 8, plain >= ASYNC

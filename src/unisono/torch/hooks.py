@@ -4,28 +4,43 @@ PyTorch 2.14 and later call the hooks of a group in their C++ dispatcher, which 
 bypass. So the first hook changes the group's class: from then on each call goes through the dispatcher. It
 calls the hooks and then a backend of PyTorch, the `DispatcherBackend`, which calls the group's own method. A
 group without hooks pays nothing.
+
+Profilers and TorchDispatchModes, such as CommDebugMode, watch the dispatcher, too. A call goes through it
+while one of them is on (`watched`); the group's class stays.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 from weakref import proxy
 
 import torch
 
 from unisono.errors import UnisonoError, message
-from unisono.torch_internals.c10d import Backend, GatherOptions, ProcessGroup, set_backend
+from unisono.torch_internals.c10d import (
+    AllToAllOptions,
+    Backend,
+    GatherOptions,
+    ProcessGroup,
+    all_to_all_by_operator,
+    set_backend,
+)
 from unisono.torch_internals.hooks import have_hooks
+from unisono.torch_internals.profiler import is_watched
 
 from .arguments import options
+from .cuda import first_tensor
 from .work import UnisonoWork
 
 # mypy must pass with and without PyTorch installed.
 # mypy: disallow-subclassing-any=False, warn-unused-ignores=False
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 COLLECTIVES = (
     "broadcast", "allreduce", "allreduce_coalesced", "reduce", "allgather", "all_gather_single",
@@ -142,9 +157,9 @@ for _name in COLLECTIVES:
 DispatcherBackend.allreduce_sparse = _backend_method("allreduce")  # type: ignore[attr-defined]
 
 
-def _via_dispatcher(name: str) -> Callable[..., Any]:
-    """A method that calls PyTorch's own, which calls the dispatcher."""
-    base = getattr(ProcessGroup, name)
+def _via_dispatcher(name: str, base: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A method that calls PyTorch's own, or `base`, which calls the dispatcher."""
+    base = base or getattr(ProcessGroup, name)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self._hooks.inside:  # the group calls itself, as for coalesced calls
@@ -163,11 +178,49 @@ def _via_dispatcher(name: str) -> Callable[..., Any]:
     return call
 
 
+def _all_to_all(
+    group: Any,
+    output: Any,
+    given: Any,
+    output_sizes: Any,
+    input_sizes: Any,
+    opts: Any = None,
+    timeout: timedelta | None = None,
+) -> Any:
+    opts = options(AllToAllOptions, opts, timeout=timeout)
+    sizes = output_sizes, input_sizes
+    return all_to_all_by_operator(group, output, given, *sizes, opts.asyncOp, opts.timeout)
+
+
+def watched(method: Method) -> Method:
+    """Make a collective pass PyTorch's dispatcher while something watches it there."""
+    name = method.__name__
+    if not hasattr(ProcessGroup, name) or not have_hooks():  # before 2.14 no backend can be written in Python
+        return method
+    # C++ finds this one in the class under a second name, and would call it again.
+    through = _via_dispatcher(name, _all_to_all if name == "all_to_all_single" else None)
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_watched() or self._hooks.inside:
+            return method(self, *args, **kwargs)
+        first = first_tensor(args or tuple(kwargs.values()))
+        if first is not None and first.layout is not torch.strided:  # its operators are for dense tensors
+            return method(self, *args, **kwargs)
+        while args and args[-1] is None:  # a default of ours; PyTorch's method may not have it
+            args = args[:-1]
+        self._bridge()
+        return through(self, *args, **{name: value for name, value in kwargs.items() if value is not None})
+
+    return cast("Method", call)
+
+
 class HookMethods:
     """The methods of a process group that register hooks."""
 
     _hooks: AbortHooks
     _dispatcher_backend: Any = None
+    _direct: Any = property(type)  # the class whose methods the bridge calls
 
     supports_abort_hooks = True
 
@@ -198,7 +251,8 @@ class HookMethods:
         Raises:
             NotImplementedError: this PyTorch has no such hooks.
         """
-        if self._dispatcher_backend is not None:
+        group: Any = self
+        if isinstance(group, _PassesDispatcher):
             return
         if not have_hooks():
             raise NotImplementedError(
@@ -207,10 +261,14 @@ class HookMethods:
                     remedy="Use PyTorch 2.14 or later.",
                 )
             )
-        group: Any = self
-        self._dispatcher_backend = DispatcherBackend(group)
-        self._renew_dispatcher_backend()
+        self._bridge()
         group.__class__ = dispatcher_class(type(self))
+
+    def _bridge(self) -> None:
+        """Give PyTorch's dispatcher a backend that calls this group."""
+        if self._dispatcher_backend is None:
+            self._dispatcher_backend = True
+            self._renew_dispatcher_backend()
 
     def _renew_dispatcher_backend(self) -> None:
         """Give PyTorch's dispatcher a bridge with the group's present rank and size, where it has one."""
@@ -219,6 +277,10 @@ class HookMethods:
             self._dispatcher_backend = DispatcherBackend(group)
             kind: Any = ProcessGroup.BackendType.CUSTOM
             set_backend(group, kind, self._dispatcher_backend, group._device_types)
+
+
+class _PassesDispatcher:
+    """A group all of whose calls pass PyTorch's dispatcher."""
 
 
 def dispatcher_class(direct: Any) -> type:
@@ -252,4 +314,6 @@ def dispatcher_class(direct: Any) -> type:
     old = {name: getattr(ProcessGroup, name) for name in OLD_NAMES if hasattr(ProcessGroup, name)}
     methods = {name: _via_dispatcher(name) for name in there}
     methods |= {"gather_single": gather_single, "gather_into_tensor": gather_single}
-    return type(direct.__name__, (direct,), {**methods, **old, "_direct": direct, "_work": made})
+    return type(
+        direct.__name__, (_PassesDispatcher, direct), {**methods, **old, "_direct": direct, "_work": made}
+    )

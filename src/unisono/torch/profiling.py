@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unisono.torch_internals import profiler
-from unisono.torch_internals.profiler import is_on
+from unisono.torch_internals.profiler import is_on, is_watched
 
 from .work import TransferWork, UnisonoWork
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .futures import WorkFutures
     from .work import EngineWork
 
-__all__ = ["ProfilerEvent", "is_on"]
+__all__ = ["ProfilerEvent", "is_on", "is_watched"]
 
 
 class ProfilerEvent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +53,7 @@ __all__ = [
     "ScatterOptions",
     "Store",
     "Work",
+    "all_to_all_by_operator",
     "for_device",
     "forget_failed_world",
     "nccl",
@@ -107,6 +109,11 @@ NAMES["of device"] = PrivateName(
     purpose="find our backend in a group of several, to make a group of its ranks",
     without="groups made from groups of several backends raise",
 )
+NAMES["all to all"] = PrivateName(
+    "torch:ops.c10d.alltoall_base_",
+    purpose="pass an all_to_all_single through PyTorch's dispatcher while a mode or a profiler watches it",
+    without="such a call raises",
+)
 NAMES["nccl"] = PrivateName(
     LOW + "ProcessGroupNCCL",
     purpose="pass CUDA tensors on to NCCL",
@@ -161,6 +168,24 @@ def set_backend(group: Any, kind: Any, backend: Any, devices: list[Any]) -> None
     for device in devices:
         group._register_backend(device, kind, backend)
     group._set_default_backend(kind)
+
+
+def all_to_all_by_operator(
+    group: Any,
+    output: Any,
+    given: Any,
+    output_sizes: Any,
+    input_sizes: Any,
+    asynchronous: bool,
+    timeout: timedelta,
+) -> Any:
+    """Call PyTorch's operator for the method `all_to_all_single`."""
+    operator = need(NAMES["all to all"])
+    milliseconds = timeout // timedelta(milliseconds=1)
+    work = operator(
+        output, given, group.boxed(), list(output_sizes), list(input_sizes), asynchronous, milliseconds
+    )
+    return need(NAMES["Work"]).unbox(work)
 
 
 def for_device(group: Any, device: str) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as OperatorMode
 
+from . import profiler
 from .probe import PrivateName, find, need, optional
 
 __all__ = [
@@ -48,11 +49,6 @@ NAMES["groups"] = PrivateName(
     purpose="give a product of groups its shape in every type: PyTorch 2.12 and 2.13 know it of bf16 only",
     without="a model that multiplies groups is recorded in those types only whose shapes PyTorch knows",
 )
-NAMES["operator modes"] = PrivateName(
-    "torch._C:_len_torch_dispatch_stack",
-    purpose="run stages of up.Pipe in the caller's thread, where its modes of operators are",
-    without="a FlopCounterMode around up.Pipe counts nothing",
-)
 NAMES["function modes"] = PrivateName(
     "torch.overrides:_get_current_function_mode_stack",
     purpose="likewise, its modes of functions",
@@ -68,7 +64,7 @@ NAMES["saved tensors"] = PrivateName(
 def within_modes() -> bool:
     """Whether this thread has modes, but for a default device, or hooks of saved tensors: no other has."""
     count, functions, saved = (
-        optional(NAMES[name]) for name in ("operator modes", "function modes", "saved tensors")
+        optional(name) for name in (profiler.MODES, NAMES["function modes"], NAMES["saved tensors"])
     )
     others = [mode for mode in functions() if not isinstance(mode, DeviceContext)] if functions else []
     return bool(others or (count and count()) or (saved and saved(True) is not None))

@@ -1,4 +1,4 @@
-"""PyTorch's profiler, as its own backends use it from C++."""
+"""PyTorch's profiler, as its own backends use it from C++, and who else watches a thread's operators."""
 
 from __future__ import annotations
 
@@ -27,14 +27,33 @@ NAMES = {
     ),
 }
 
+MODES = PrivateName(
+    "torch._C:_len_torch_dispatch_stack",
+    purpose="tell whether a TorchDispatchMode watches the operators of this thread",
+    without="CommDebugMode sees no collective; a FlopCounterMode around up.Pipe counts nothing",
+)
+
+TRACING = PrivateName(
+    "torch._C:_is_tracing",
+    purpose="tell whether torch.jit.trace records the operators of this thread",
+    without="it records a program without its collectives, and says nothing",
+)
+
 _BEGIN = optional(NAMES["begin"])
 _END = optional(NAMES["end"])
+_MODES: Any = optional(MODES) or int
+_TRACING: Any = optional(TRACING) or bool
 _HAS_ALL = _BEGIN is not None and _END is not None and optional(NAMES["on"]) is not None
 
 
 def is_on() -> bool:
     """Say whether a profiler is recording."""
     return _HAS_ALL and profiler._is_profiler_enabled
+
+
+def is_watched() -> bool:
+    """Say whether a profiler, a TorchDispatchMode or torch.jit.trace watches this thread's operators."""
+    return bool(_MODES() or (_HAS_ALL and profiler._is_profiler_enabled) or _TRACING())
 
 
 def begin(name: str, inputs: Sequence[Any]) -> Any:

@@ -34,7 +34,7 @@ from unisono.torch.reconfiguration import Unconnected
 from unisono.torch.subgroups import NO_PARENT, ParentRanks
 from unisono.torch.work import UnisonoWork
 from unisono.torch_internals import hooks, nccl_slots
-from unisono.torch_internals.c10d import AllgatherOptions, ReduceOptions, ReduceScatterOptions
+from unisono.torch_internals.c10d import AllgatherOptions, ReduceScatterOptions
 from unisono.torch_internals.dynamo import skip
 from unisono.torch_internals.process_group_requests import (
     ProcessGroupRequest,
@@ -224,7 +224,7 @@ class _UnevenCollectives:
     def reduce_scatter(
         self: Any, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None, *, op: Any = None
     ) -> Any:
-        """Reduce a list of tensors; if their sizes differ, by one reduction to each rank, as NCCL does.
+        """Reduce a list of tensors, which may be another number than one per rank, as in NCCL.
 
         Example (p=4): a list of one [8], or of two [4] -> [2] on each rank.
         """
@@ -233,14 +233,7 @@ class _UnevenCollectives:
         if _as_one(given, out, self._size):
             together = torch.cat([x.reshape(-1) for x in given])
             return PLAIN_METHODS["reduce_scatter_single"](self, out, together, opts)
-        if len(given) != self._size or all(x.numel() == out.numel() for x in given):
-            return PLAIN_METHODS["reduce_scatter"](self, outputs, inputs, opts)
-        works = []
-        for root, x in enumerate(given):
-            each = options(ReduceOptions, None, rootRank=root, reduceOp=opts.reduceOp, timeout=opts.timeout)
-            each.asyncOp = opts.asyncOp
-            works.append(self.reduce([out.copy_(x) if root == self._rank else x], each))
-        return self._each(works)
+        return PLAIN_METHODS["reduce_scatter"](self, outputs, inputs, opts)
 
 
 def _as_one(tensors: list[torch.Tensor], part: torch.Tensor, size: int) -> bool:

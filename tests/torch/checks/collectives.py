@@ -179,6 +179,20 @@ def check_reduce_scatter(rank, size):
         dist.reduce_scatter(out, inputs[:-1])
 
 
+def check_reduce_scatter_of_several_sizes(rank, size):
+    for asynchronous in (False, True):
+        for op, want in ((ReduceOp.SUM, sum(range(1, size + 1))), (ReduceOp.MAX, size), (ReduceOp.AVG, None)):
+            inputs = [torch.full((each + 1,), rank + 1.0) for each in range(size)]
+            out = torch.zeros(rank + 1)
+            work = dist.reduce_scatter(out, inputs, op, async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+            assert out.tolist() == [(size + 1) / 2 if want is None else want] * (rank + 1)
+            assert all((x == rank + 1).all() for x in inputs)
+    with pytest.raises(ValueError, match="reduce_scatter"):
+        dist.reduce_scatter(torch.zeros(size + 9), [torch.ones(each + 1) for each in range(size)])
+
+
 def check_reduce_scatter_single(rank, size):
     for shape in [(size * 4,), (size, 4)]:
         out = torch.zeros(4)

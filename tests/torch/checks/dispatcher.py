@@ -1,9 +1,15 @@
-"""Hooks that PyTorch calls around collectives (2.14 and later); what its groups offer and ours do not."""
+"""What PyTorch's dispatcher does around collectives (2.14 and later): hooks, modes, operators in profiles.
+
+Also what its groups offer and ours do not.
+"""
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unisono.errors import GroupError
 from unisono.torch.unsupported import UNSUPPORTED
@@ -207,3 +213,76 @@ def check_a_work_knows_its_number(rank, size):
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
     assert work._get_sequence_number() == second + 2
+
+
+class Operators(TorchDispatchMode):
+    """Notes the operators of c10d that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace == "c10d":
+            self.seen.append(str(operator))
+        return operator(*args, **(kwargs or {}))
+
+
+def check_a_mode_sees_the_calls_that_it_sees_of_gloo(rank, size):
+    needs("register_pre_hook")
+    seen = []
+    for backend in ("gloo", None):
+        group = dist.new_group(backend=backend)
+        with Operators() as operators:
+            everything(group, rank, size)
+        seen.append(operators.seen)
+        everything(group, rank, size)
+        assert operators.seen == seen[-1]
+    assert seen[0] == seen[1]
+    assert len(seen[0]) >= 12
+    with Operators() as operators:  # with an argument that PyTorch's method does not have
+        group.allgather([[torch.zeros(1) for _ in range(size)]], [torch.ones(1)], None, None).wait()
+    assert operators.seen == ["c10d.allgather_.default"]
+
+
+def check_a_profile_has_the_operators_that_it_has_of_gloo(rank, size):
+    needs("register_pre_hook")
+    seen = []
+    for backend in ("gloo", None):
+        group = dist.new_group(backend=backend)
+        with torch.autograd.profiler.profile() as profile:
+            everything(group, rank, size)
+        seen.append([event.name for event in profile.function_events if event.name.startswith("c10d::")])
+    assert seen[0] == seen[1]
+
+
+def check_modes_count_what_training_communicates(rank, size):
+    needs("register_pre_hook")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    with CommDebugMode() as counted:
+        model(torch.ones(1, 2)).sum().backward()
+    assert counted.get_comm_counts() == {torch.ops.c10d.allreduce_: 1}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def check_a_trace_without_its_collectives_is_refused_as_over_gloo(rank, size):
+    needs("register_pre_hook")
+
+    def summed(x):
+        dist.all_reduce(x)
+        return x * 2
+
+    summed(torch.ones(2))
+    with pytest.raises(RuntimeError, match="Tried to trace .*ProcessGroup"):
+        torch.jit.trace(summed, torch.ones(2), check_trace=False)
+
+
+def check_a_fake_tensor_communicates_nothing(rank, size):
+    needs("register_pre_hook")
+    before = dist.group.WORLD._get_sequence_number_for_group()
+    with FakeTensorMode():
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        dist.all_gather([torch.ones(3) for _ in range(size)], x, async_op=True).wait()
+    assert dist.group.WORLD._get_sequence_number_for_group() == before
+    assert x.shape == (3,)

@@ -33,6 +33,16 @@ def check_each_dtype_has_a_name_of_its_own(rank, size):
             dist.barrier(group)
 
 
+def check_a_message_that_does_not_fill_its_tensor_is_told_so(rank, size):
+    """Over Gloo the rest of the tensor keeps what it was, silently."""
+    group = dist.new_group(range(size))
+    if rank == 0:
+        dist.send(torch.ones(2), 1, group=group)
+    if rank == 1:
+        with pytest.raises(un.Mismatch, match=r"float32\[2\].* into an array of the size that is sent"):
+            dist.recv(torch.zeros(4), 0, group=group)
+
+
 def check_outputs_that_share_memory_are_refused(rank, size):
     def refused(call, *arguments):
         with pytest.raises(ValueError, match="share memory"):

@@ -20,6 +20,8 @@ from unisono.engine.store import Store
 from unisono.errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from unisono.engine.bootstrap.peer_sockets import PeerSockets
 
 
@@ -83,9 +85,18 @@ class EngineSetup(NamedTuple):
 
 
 def open_engine(
-    store: Store, rank: int, size: int, *, timeout_s: float, settings: EngineSettings
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    timeout_s: float,
+    settings: EngineSettings,
+    served: Callable[[], bool] | None = None,
 ) -> EngineSetup:
     """The engine of `rank`, after all ranks of the group have joined.
+
+    Args:
+        served: whether the rank that serves the store is still there. None: rank 0 of this group serves it.
 
     Raises:
         RendezvousError: a rank did not join in time, ended, failed, or cannot be reached. An error of any
@@ -98,24 +109,29 @@ def open_engine(
         local_ranks = membership.local_ranks(rank)
         with contextlib.closing(LivenessMonitor(membership, local_ranks, rank)) as liveness:
             opened = _make_engine(store, membership, rank, liveness, deadline, settings)
-    with contextlib.suppress(StoreError):  # the rank that serves the store has ended
-        _forget(store, membership)
+    engine = opened.engine
+    with contextlib.suppress(StoreError):  # the rank that serves the store has ended just now
+        _forget(store, membership, served or (lambda: engine.fault_unless_alive([0], 1, False) is None))
     return opened
 
 
-def _forget(store: Store, membership: Membership) -> None:
+def _forget(store: Store, membership: Membership, served: Callable[[], bool]) -> None:
     """Count this rank as finished with the keys of this group; the last rank deletes them.
 
     The group is made: a store that does not answer any more, because its rank is stopped, must not delay it.
+    A short program's rank 0 may leave before the others come here. Its store ends with it, and PyTorch's
+    prints a trace of C++ for every call that then fails.
     """
     size = len(membership.peers)
-    if store.add("made", 1, FORGET_S) < size:
+    if not served() or store.add("made", 1, FORGET_S) < size:
         return
     firsts = {membership.local_ranks(rank)[0] for rank in range(size)}
     keys = ["made", "membership", *(f"peer_info/{rank}" for rank in range(1, size)), *map(memory_key, firsts)]
     if not membership.on_one_host():
         keys += ["endpoints", "connected", "all connected", *(f"endpoint/{rank}" for rank in range(1, size))]
     for key in keys:
+        if not served():
+            return
         store.delete_key(key, FORGET_S)
 
 

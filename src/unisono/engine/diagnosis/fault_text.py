@@ -391,6 +391,13 @@ def _place(state: RankSnapshot) -> str:
     return f"  (by now at {state.place})" if state.place_is_later else f"  at {state.place}"
 
 
+def _falls_short(sent: str, expected: str) -> bool:
+    """Whether a message of the expected dtype is smaller. Example: float32[4], float32[8] -> True."""
+    (dtype, _, numel), (wanted, _, room) = sent.partition("["), expected.partition("[")
+    numbers = numel.rstrip("]"), room.rstrip("]")
+    return dtype == wanted and all(map(str.isdigit, numbers)) and int(numbers[0]) < int(numbers[1])
+
+
 def _message_mismatch(report: FaultReport, where: str) -> str:
     found = report.message
     assert found is not None
@@ -398,6 +405,8 @@ def _message_mismatch(report: FaultReport, where: str) -> str:
     remedy = "Send an array that has the dtype of the receiving array and fits into it."
     if " bytes of " in found.sent + found.expected and not found.other_kind:
         remedy = "Send and receive as many values with the same codec."
+    elif _falls_short(found.sent, found.expected):  # a receive that must be filled, as PyTorch's
+        remedy = "Receive into an array of the size that is sent."
     return message(
         f"a message from {_name(report, found.sender)} with tag {found.tag} {difference} than "
         f"{_name(report, found.receiver)} expected{f' in {found.place}' if found.place else ''}",

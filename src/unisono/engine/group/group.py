@@ -678,7 +678,10 @@ class Group(_native.GroupBase):
         return incoming.receive_status()
 
     def _irecv_whole(self, x: Any, src: int | None, tag: int) -> MessageWork:
-        """`irecv`, but a message that does not fill `x` is a Mismatch, as in PyTorch."""
+        """`irecv`, but a message that does not fill `x` is a Mismatch.
+
+        For PyTorch's receives, which tell no size. Gloo leaves the rest of `x` as it was, and says nothing.
+        """
         work: MessageWork | None = self._irecv_all(x, src, tag, None)
         return work or begin(checked(self._planner, "irecv", x, src, tag, None, receiving=True, exact=True))
 

@@ -410,7 +410,14 @@ def connect(
     keys = PrefixStore(name, store)
     try:
         with making(size), watching(parent, keys) as rendezvous:
-            opened = open_engine(rendezvous, rank, size, timeout_s=timeout_s, settings=engine_settings)
+            opened = open_engine(
+                rendezvous,
+                rank,
+                size,
+                timeout_s=timeout_s,
+                settings=engine_settings,
+                served=None if parent is None else parent.has_first,
+            )
     except RendezvousError as error:
         raise RendezvousError(f"{_naming(name, size, members)}: {error}", missing=error.missing) from None
     return NativeGroup(

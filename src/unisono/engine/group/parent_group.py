@@ -47,6 +47,10 @@ class ParentGroup:
         if found is not None:
             raise error(read(planner.fault_context(engine, self._operation, planner.timeout_s), found))
 
+    def has_first(self) -> bool:
+        """Whether the parent's rank 0 is there: the store that the world was given ends with its process."""
+        return self._planner.engine.fault_unless_alive([0], 1, False) is None
+
     def abort(self) -> None:
         """Abort the parent if too few are alive, as each of its operations would: all ranks report the same
         one.
