@@ -179,7 +179,6 @@ class Collectives(GroupCalls):
     _reduce_scatter_base = reduce_scatter_single
 
     @any_device
-    @watched
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -300,7 +299,6 @@ class Collectives(GroupCalls):
     _allgather_base = all_gather_single
 
     @any_device
-    @watched
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:

@@ -21,7 +21,7 @@ from unisono.engine.base.validation import flag, instance, text, whole
 from unisono.engine.store import wire
 from unisono.engine.store.address import address_text
 from unisono.engine.store.base import Store, close_in_children
-from unisono.engine.store.client_handshake import NotOurServer, StoreConnector, receive, send
+from unisono.engine.store.client_handshake import TRY_S, NotOurServer, StoreConnector, receive, send
 from unisono.engine.store.operations import Get, Op, Reply, Wait
 from unisono.errors import StoreError, StoreTimeout, message
 
@@ -92,7 +92,7 @@ class TCPStore(Store):
         self._open: set[_StoreConnection] = set()
         close_in_children(self._forget)
         try:
-            first = self._connect(time.monotonic() + self._timeout_s, retry=retry)
+            first = self._first(time.monotonic() + self._timeout_s, retry=retry)
             self.server_pid = first.welcome.pid  # on the server's host
             self._served_by = first.welcome.server
             self._give_back(first)
@@ -184,6 +184,16 @@ class TCPStore(Store):
         with self._lock:
             self._open.discard(connection)
         connection.hang_up()
+
+    def _first(self, deadline: float, *, retry: bool) -> _StoreConnection:
+        """Connect. A server of this process may be out of descriptors: it is asked between attempts."""
+        while True:
+            try:
+                until = deadline if self._server is None else min(deadline, time.monotonic() + TRY_S)
+                return self._connect(until, retry=retry)
+            except StoreTimeout:
+                if self.limit is not None or time.monotonic() >= deadline:
+                    raise
 
     def _connect(self, deadline: float, *, retry: bool) -> _StoreConnection:
         me = (self._job, self._name, socket.gethostname(), os.getpid())
