@@ -178,7 +178,7 @@ class Collectives(GroupCalls):
 
     _reduce_scatter_base = reduce_scatter_single
 
-    @any_device
+    @any_device  # not `watched`: PyTorch's C++ finds it under its older name, and would call it again
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:
@@ -298,7 +298,7 @@ class Collectives(GroupCalls):
 
     _allgather_base = all_gather_single
 
-    @any_device
+    @any_device  # likewise
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> Work:

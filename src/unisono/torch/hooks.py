@@ -267,16 +267,18 @@ class HookMethods:
     def _bridge(self) -> None:
         """Give PyTorch's dispatcher a backend that calls this group."""
         if self._dispatcher_backend is None:
-            self._dispatcher_backend = True
-            self._renew_dispatcher_backend()
+            self._make_bridge()
 
     def _renew_dispatcher_backend(self) -> None:
         """Give PyTorch's dispatcher a bridge with the group's present rank and size, where it has one."""
         if self._dispatcher_backend is not None:
-            group: Any = self
-            self._dispatcher_backend = DispatcherBackend(group)
-            kind: Any = ProcessGroup.BackendType.CUSTOM
-            set_backend(group, kind, self._dispatcher_backend, group._device_types)
+            self._make_bridge()
+
+    def _make_bridge(self) -> None:
+        group: Any = self
+        self._dispatcher_backend = DispatcherBackend(group)
+        kind: Any = ProcessGroup.BackendType.CUSTOM
+        set_backend(group, kind, self._dispatcher_backend, group._device_types)
 
 
 class _PassesDispatcher:

@@ -62,7 +62,7 @@ def files_of_a_meeting(port: str) -> None:
     make, rank = un.init_process_group, int(os.environ["RANK"])
     if rank == 0:
         allow_more_files("9")
-    expect(un.UnisonoError, lambda: make(init_method=f"tcp://127.0.0.1:{port}", timeout=60))
+    expect(un.UnisonoError, lambda: make(init_method=f"tcp://127.0.0.1:{port}", timeout=30))
 
 
 def memory_of_a_group(staging: str) -> None:
