@@ -126,8 +126,7 @@ bool SharedQueue::find_room(size_t nbytes) {
   if (!in_use_[number_ % kQueueRecords] && fits(place_, nbytes)) return true;
   reclaim();
   if (stored_.size() == kQueueRecords) return false;
-  while (latest_ && in_use_[number_ % kQueueRecords]) ++number_;
-  if (in_use_[number_ % kQueueRecords]) return false;
+  while (in_use_[number_ % kQueueRecords]) ++number_;  // a reader keeps that message: see `take_now`
   if (fits(place_, nbytes)) return true;
   place_ = 0;
   for (const auto& [offset, one] : stored_) {
@@ -240,6 +239,7 @@ bool SharedQueue::take_now(int place, QueueMessage& message) {
   uint64_t& next = next_[static_cast<size_t>(place)];
   if (!latest_) next = std::max(next, reader(place).first.load());
   const uint64_t newest = cell_.newest.load();  // R1
+  while (!latest_ && next < newest && record(next).number.load() != next) ++next;  // passed over
   if (newest < next) return false;
   const uint64_t number = latest_ ? newest : next;
   QueueRecord& found = record(number);

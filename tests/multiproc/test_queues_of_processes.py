@@ -28,7 +28,7 @@ HOSTS = pytest.mark.parametrize("per_host", cases(["0", "2"], long=["1"]))  # "2
 
 TOGETHER = {
     2: ("left", "wrong", "forked"),
-    3: ("holding", "sizes", "joins", "threads", "two", "closed"),
+    3: ("holding", "sizes", "kept", "joins", "threads", "two", "closed"),
     4: ("every", "latest"),
 }
 """Number of ranks -> what one job of them does, one after the other."""
@@ -90,6 +90,11 @@ def test_a_message_is_at_most_as_large_as_its_queue(per_host: str) -> None:
     )
     assert found.count("next") == 2
     assert any(line.startswith(refused) for line in found), found
+
+
+@HOSTS
+def test_a_reader_keeps_messages_while_many_more_pass(per_host: str) -> None:
+    assert outputs("kept", 3, per_host) == ["True True"] * 2
 
 
 @HOSTS

@@ -137,6 +137,23 @@ def sizes(group: Group) -> None:
     group.barrier()
 
 
+def kept(group: Group) -> None:
+    """A reader keeps one array of every 300 messages, and reads many more than a queue has records."""
+    number = 3000
+    queue = group.queue(bytes=ROOM * 2)
+    if group.rank == 0:
+        for i in range(number):
+            queue.put(np.full(600, i) if i % 300 == 0 else i, timeout=20)
+        group.barrier()
+        return
+    found = [queue.get(timeout=20) for _ in range(number)]
+    kept = found[::300]
+    print([np.unique(array).tolist() for array in kept] == [[i] for i in range(0, number, 300)], end=" ")
+    del found[::300]
+    print(found == [i for i in range(number) if i % 300])
+    group.barrier()
+
+
 def joins(group: Group) -> None:
     """Rank 2 joins late, leaves, and joins again."""
     queue = group.queue(bytes=ROOM, join=group.rank != 2)
