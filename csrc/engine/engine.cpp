@@ -296,7 +296,7 @@ void Engine::perform(const CollectiveCall& call, uint64_t fingerprint) {
     if (in_place) call.packed->out.gather();
   }
   executor_.run(CollectiveTask{call.program, call.binding, call.dtype, call.op, call.factor, fingerprint,
-                               call.coding, call.combiner},
+                               call.numel, call.coding, call.combiner},
                 waiter_);
   if (call.packed != nullptr && call.program->writes_out()) call.packed->out.scatter();
 }

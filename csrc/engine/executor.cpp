@@ -17,14 +17,9 @@ constexpr size_t kLineElementsBytes = 64;
 constexpr size_t kPartBytes = 128 * 1024;
 // Values that are encoded or decoded at a time: they stay in a core's first-level cache for the next step.
 constexpr size_t kCodedPartElements = 4096;
-// A message of at least this size is sent with zero copy rather than staged: zero copy costs system calls,
-// but no extra copy and no cache lines of another core.
-// Where all messages of a plan can be sent so, it is worth it from kZeroCopyBytes on. In other plans it is
-// from kIdleZeroCopyBytes on; and from kBusyZeroCopyBytes on for a sender that also receives: a chunk that is
-// reduced or has just been reduced lies in the cache, and the sender has no time to help copy.
-constexpr size_t kZeroCopyBytes = 64 * 1024;
-constexpr size_t kIdleZeroCopyBytes = 128 * 1024;
-constexpr size_t kBusyZeroCopyBytes = 256 * 1024;
+// A message of at least this size is sent with zero copy rather than staged. Zero copy costs system calls, and
+// a fixed time for each page; a staged message is copied once more, within the caches, see `warm_bytes`.
+constexpr size_t kZeroCopyBytes = 512 * 1024;
 
 // A message of at least this size is opened: receivers read it in place, without a copy, but must release it
 // before the call ends. A sender that has nothing else to do sends with zero copy instead: then both ends
@@ -113,6 +108,11 @@ size_t Executor::message_limit(const Program& program) const {
   return limits_.capacity / static_cast<size_t>(program.in_flight() + 1);
 }
 
+// Whether all messages of a plan that allows zero copy are staged all the same.
+bool Executor::stages(const CollectiveTask& task, size_t item) const {
+  return limits_.zero_copy && task.numel > 0 && task.numel * item < kZeroCopyBytes;
+}
+
 // A sender can have the messages of two segments outstanding, so that segments overlap.
 size_t Executor::segment_elements(const CollectiveTask& task, size_t item) const {
   const Program& program = *task.program;
@@ -122,9 +122,8 @@ size_t Executor::segment_elements(const CollectiveTask& task, size_t item) const
   // a host.
   const size_t shorter = program.coded() && remote_ != nullptr ? task.coding.times_shorter() : 1;
   const size_t fair = limits_.segment_bytes / chunks * shorter;
-  if (program.can_zero_copy() &&
-      limits_.zero_copy_segment_bytes >
-          0)  // messages that do not fit into the staging memory are sent with zero copy
+  // Messages that do not fit into the staging memory are sent with zero copy.
+  if (program.can_zero_copy() && limits_.zero_copy_segment_bytes > 0 && !stages(task, item))
     return task.whole_items(
         std::max<size_t>(1, limits_.zero_copy_segment_bytes / chunks / kSliceAlign * kSliceAlign / item));
   const size_t room = message_limit(program) * (limits_.one_rank_per_host ? shorter : 1);
@@ -300,14 +299,14 @@ bool Executor::send_zero_copy(Transport& transport, const Instruction& step, std
   if ((step.flags & (kLast | kMappable)) == 0) return false;
   const Program& program = *context.task.program;
   const bool idle = program.sources().empty();
-  const size_t others = idle ? kIdleZeroCopyBytes : kBusyZeroCopyBytes;
-  const size_t least = std::min(program.can_zero_copy() ? kZeroCopyBytes : others, message_limit(program));
+  const bool staged = program.can_zero_copy() && stages(context.task, context.item);
+  const size_t least = staged ? kZeroCopyBytes : std::min(kZeroCopyBytes, message_limit(program));
   if (nbytes < std::min(kMappedBytes, least)) return false;
   const bool can_zero_copy = (step.flags & kLast) != 0 &&
                              (limits_.zero_copy || runs_ahead(step.dst, context)) && nbytes >= least &&
                              transport.can_zero_copy(peers);
   const bool mapped = (step.flags & kMappable) != 0 &&
-                      !(can_zero_copy && idle && nbytes >= kIdleZeroCopyBytes) && nbytes >= kMappedBytes &&
+                      !(can_zero_copy && idle && nbytes >= kZeroCopyBytes) && nbytes >= kMappedBytes &&
                       transport.can_map(piece.data, nbytes) && worth_mapping(nbytes, context);
   if (!mapped && !can_zero_copy) return false;
   zero_copy_in_flight_ = true;

@@ -80,6 +80,7 @@ struct CollectiveTask {
   ReduceOp op;
   double factor;  // PREMUL_SUM
   uint64_t fingerprint;
+  size_t numel = 0;  // of the call, equal on every rank; 0: ranks may differ
   EdgeCoding coding{};
   const Combiner* combiner = nullptr;
 
@@ -156,6 +157,7 @@ class Executor {
                               const SegmentContext& context);
   bool runs_ahead(ChunkRef ref, const SegmentContext& context) const;
   size_t segments_ahead(size_t segment, size_t item) const;
+  bool stages(const CollectiveTask& task, size_t item) const;
   size_t segment_elements(const CollectiveTask& task, size_t item) const;
   void prepare_scratch(const CollectiveTask& task, size_t segment, size_t item);
 

@@ -1,5 +1,7 @@
 #include "transport/shm.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -7,7 +9,16 @@
 namespace unisono {
 namespace {
 
-constexpr uint64_t kWarmBytes = 64 * 1024;
+constexpr uint64_t kLeastWarmBytes = 64 * 1024;
+
+// How far into its ring a rank writes before it returns to the beginning. A store to a line that its reader
+// still has in its own cache takes five times as long as one to a line that has left it for the cache that
+// cores share. So a ring is as long as that cache allows: the rings of a host together take half of it.
+uint64_t warm_bytes(uint64_t ring_bytes, uint64_t ranks) {
+  const long shared = sysconf(_SC_LEVEL3_CACHE_SIZE);  // 0 or less: unknown
+  const uint64_t share = shared > 0 ? static_cast<uint64_t>(shared) / 2 / ranks : ring_bytes;
+  return std::max(std::min(share, ring_bytes), kLeastWarmBytes);
+}
 
 uint64_t aligned(uint64_t bytes) { return (bytes + 63) & ~uint64_t{63}; }
 
@@ -22,6 +33,7 @@ ShmTransport::ShmTransport(GroupState& group, const PeerProcesses& peers, int ra
       rank_(rank),
       ring_(group.region().staging(group.region_index(rank))),
       ring_bytes_(group.region().staging_bytes()),
+      warm_bytes_(warm_bytes(ring_bytes_, group.region().ranks())),
       staged_(std::bit_ceil(size_t{group.region().ranks()} * kFifoSlots)) {
   Region& region = group.region();
   for (int peer = 0; peer < group.ranks(); ++peer) {
@@ -58,8 +70,7 @@ bool ShmTransport::reclaim() {
   return true;
 }
 
-// Small messages should not walk through the whole ring, most of which is in no cache: when nothing is in
-// flight, the ring restarts at its beginning.
+// The ring restarts at its beginning when nothing is in flight, so that the rest of it stays out of the cache.
 void ShmTransport::restart_ring() {
   while (first_staged_ != last_staged_)
     if (!reclaim()) return;
@@ -68,7 +79,7 @@ void ShmTransport::restart_ring() {
 
 // A message is contiguous: where it would wrap around the ring's end, the rest of the ring is skipped.
 unsigned char* ShmTransport::ring_room(size_t nbytes) {
-  if (ring_head_ % ring_bytes_ >= kWarmBytes) restart_ring();
+  if (ring_head_ % ring_bytes_ >= warm_bytes_) restart_ring();
   uint64_t start = ring_head_;
   const uint64_t offset = start % ring_bytes_;
   if (offset + nbytes > ring_bytes_) start += ring_bytes_ - offset;

@@ -74,6 +74,7 @@ class ShmTransport final : public Transport {
   const int rank_;
   unsigned char* const ring_;
   const size_t ring_bytes_;
+  const uint64_t warm_bytes_;  // see `restart_ring`
   std::vector<ShmEndpoint> edges_;
 
   std::vector<StagedMessage> staged_;  // a circular queue
