@@ -84,11 +84,12 @@ size_t SocketStreams::write_slice(int peer, const unsigned char* data, size_t nb
   const int from = group_.region_index(rank_), to = group_.region_index(peer);
   Channel& ring = group_.region().channel(from, to);
   const uint64_t position = ring.written.load(std::memory_order_relaxed);
-  const uint64_t room = kChannelBytes - (position - ring.consumed.load(std::memory_order_seq_cst));
+  const uint64_t size = group_.region().channel_bytes();
+  const uint64_t room = size - (position - ring.consumed.load(std::memory_order_seq_cst));
   const size_t piece = std::min<uint64_t>(nbytes, room);
   if (piece == 0) return 0;
-  unsigned char* const bytes = group_.region().channel_bytes(from, to);
-  const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
+  unsigned char* const bytes = group_.region().channel_ring(from, to);
+  const uint64_t offset = position & (size - 1), first = std::min(piece, size - offset);
   kernels().copy(bytes + offset, data, first);
   kernels().copy(bytes, data + first, piece - first);
   ring.written.store(position + piece, std::memory_order_seq_cst);  // R1: the bytes; R2
@@ -108,11 +109,12 @@ size_t SocketStreams::read_slice(int peer, unsigned char* data, size_t nbytes) {
   const int from = group_.region_index(peer), to = group_.region_index(rank_);
   Channel& ring = group_.region().channel(from, to);
   const uint64_t position = ring.consumed.load(std::memory_order_relaxed);
+  const uint64_t size = group_.region().channel_bytes();
   const uint64_t there = ring.written.load(std::memory_order_seq_cst) - position;
   const size_t piece = std::min<uint64_t>(nbytes, there);
   if (piece == 0) return 0;
-  const unsigned char* const bytes = group_.region().channel_bytes(from, to);
-  const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
+  const unsigned char* const bytes = group_.region().channel_ring(from, to);
+  const uint64_t offset = position & (size - 1), first = std::min(piece, size - offset);
   kernels().copy(data, bytes + offset, first);
   kernels().copy(data + first, bytes, piece - first);
   ring.consumed.store(position + piece, std::memory_order_seq_cst);  // R1: behind the reads; R2
