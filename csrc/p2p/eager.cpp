@@ -36,7 +36,7 @@ bool SocketStreams::write_whole(int peer, std::span<const unsigned char> first,
   uint64_t position = start;
   for (const auto& piece : {first, second}) {
     in_ring(size, position, piece.size(), [&](uint64_t offset, size_t done, size_t nbytes) {
-      std::memcpy(bytes + offset, piece.data() + done, nbytes);
+      shared_copies_[static_cast<size_t>(peer)].copy(bytes + offset, piece.data() + done, nbytes);
     });
     position += piece.size();
   }

@@ -49,6 +49,7 @@ SocketStreams::SocketStreams(GroupState& group, int rank, FileDescriptors socket
       control_(control),
       backed_(static_cast<size_t>(group.ranks()), false),
       known_consumed_(static_cast<size_t>(group.ranks()), 0),
+      shared_copies_(static_cast<size_t>(group.ranks())),
       remote_streams_(sockets.size()) {
   if (sockets.empty()) return;
   poll_ = FileDescriptor(checked(epoll_create1(EPOLL_CLOEXEC)));
@@ -90,8 +91,9 @@ size_t SocketStreams::write_slice(int peer, const unsigned char* data, size_t nb
   if (piece == 0) return 0;
   unsigned char* const bytes = group_.region().channel_ring(from, to);
   const uint64_t offset = position & (size - 1), first = std::min(piece, size - offset);
-  kernels().copy(bytes + offset, data, first);
-  kernels().copy(bytes, data + first, piece - first);
+  SharedCopy& into = shared_copies_[static_cast<size_t>(peer)];
+  into.copy(bytes + offset, data, first);
+  into.copy(bytes, data + first, piece - first);
   ring.written.store(position + piece, std::memory_order_seq_cst);  // R1: the bytes; R2
   notify(group_.cell(peer).message_event);
   return piece;

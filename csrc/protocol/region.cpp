@@ -81,7 +81,11 @@ Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
     : Region(FileDescriptor(fd), 0, ranks, staging_bytes, create ? Maker::kFirst : Maker::kNone) {}
 
 Region::Region(FileDescriptor fd, size_t start, uint32_t ranks, size_t staging_bytes, Maker maker)
-    : fd_(std::move(fd)), start_(start), ranks_(ranks), staging_bytes_(staging_bytes), channel_bytes_(channel_bytes_of(ranks)) {
+    : fd_(std::move(fd)),
+      start_(start),
+      ranks_(ranks),
+      staging_bytes_(staging_bytes),
+      channel_bytes_(channel_bytes_of(ranks)) {
   if (ranks == 0 || ranks > kMostRanks)
     throw std::invalid_argument("a group has 1 to " + std::to_string(kMostRanks) + " ranks on a host");
   if (staging_bytes < 16 * kPageBytes || staging_bytes > kMostStaging || staging_bytes % kPageBytes != 0)

@@ -25,9 +25,9 @@ namespace unisono {
 
 constexpr size_t kLineBytes = 128;
 constexpr size_t kPageBytes = 4096;
-constexpr uint32_t kHistory = 16;             // operations a rank remembers of itself, for error messages
-constexpr uint32_t kFifoSlots = 16;           // messages in flight on one edge
-constexpr size_t kInlineBytes = 40;           // a message this small travels inside its FIFO slot
+constexpr uint32_t kHistory = 16;    // operations a rank remembers of itself, for error messages
+constexpr uint32_t kFifoSlots = 16;  // messages in flight on one edge
+constexpr size_t kInlineBytes = 40;  // a message this small travels inside its FIFO slot
 constexpr size_t kReportBytes = 240;
 constexpr uint32_t kEagerRanks = 64;    // with more ranks on a host, a FIFO gets memory when a plan uses it
 constexpr size_t kProposalBytes = 896;  // the longest proposal of a membership
