@@ -77,8 +77,8 @@ def test_a_kernel_equals_numpy(isa: str, dtype: str, op: un.ReduceOp) -> None:
                 assert same(by_kernel(op, parts, isa, shift), wanted), (ranks, numel, shift)
 
 
-@pytest.mark.parametrize("isa", _native.isas())
-@pytest.mark.parametrize("nontemporal", [False, True])
+@each("isa", _native.isas())
+@each("nontemporal", [False, True])
 def test_copies_move_every_byte_and_no_other(isa: str, nontemporal: bool) -> None:
     given = np.random.default_rng(7).integers(1, 255, 4400, np.uint8)
     for offset in (0, 1, 31, 63, 64):
