@@ -200,14 +200,14 @@ class ScatteredPositions:
 
     def reasons(self, cut: Cut) -> list[tuple[str, str]]:
         """(module, text): where all positions are computed, and why. Given the moves of `cut`."""
-        found = dict[str, str]()
+        found = dict[str, set[str]]()
         for before, index, seen in self._links():
             path, out, place = self._scopes.group(seen.boundary)[0]
             ends = before is None and index not in self._chosen
             if ends or cut.moves.get(path, {}).get((out, place), ENTER).kind == "gather":
                 what = "all positions after it" if out else "it takes all positions"
-                found[path] = f"{what}, because {index.why or 'only cuts follow'}"
-        return list(found.items())
+                found.setdefault(path, set()).add(f"{what}, because {index.why or 'only cuts follow'}")
+        return [(path, min(texts)) for path, texts in found.items()]  # the same one in every run
 
 
 def _sequences(choice: Chosen, cut: Cut) -> set[Index]:
