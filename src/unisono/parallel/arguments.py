@@ -15,6 +15,7 @@ from unisono.errors import UnfitError
 from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals.training import is_compiled
 
+from .axes import AXES
 from .graph.containers import tensors_in
 from .plan import Plan
 
@@ -109,8 +110,8 @@ def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:
 
 def check_gradients(inputs: object, plan: Plan) -> None:
     """Raise ValueError for inputs that require gradients, which a plan would leave in parts or on no rank."""
-    for name in ("pipeline", "context", "tensor"):
-        parts = getattr(plan, name)
+    for name, splits, *_ in AXES:
+        parts = getattr(plan, name) if splits not in ("", "rows") else 1
         if parts > 1 and any(tensor.requires_grad for tensor in tensors_in(inputs)):
             raise ValueError(
                 f"an input of the batch requires a gradient, and no rank of {name}={parts} has all of it. "

@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 from unisono.errors import UnfitError
 
-from .axes import AXES
+from .axes import AXES, NAMES
 from .compression.settings import CompressionSettings
 from .pipeline.schedule import KINDS, splits_backward
 
 PRECISIONS = ("f32", "bf16", "fp16", "autocast")
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
-_COUNTS = (*(axis.name for axis in AXES), "micro_batches", "expert", "copy_every")
+_COUNTS = (*NAMES, "micro_batches", "expert", "copy_every")
 
 
 @dataclass(frozen=True)
@@ -362,7 +362,8 @@ class Plan:
         if self.expert == 1:
             return
         if self.copies % self.expert:
-            of = f"data={self.data}" + f" x context={self.context}" * (self.context > 1)
+            sizes = [(axis.name, getattr(self, axis.name)) for axis in AXES if axis.copies]
+            of = " x ".join(f"{name}={size}" for name, size in sizes if name == "data" or size > 1)
             raise UnfitError(f"Plan: expert={self.expert} does not divide {of}")
         if self.sharers % self.expert and self.expert % self.sharers:
             raise UnfitError(
