@@ -91,14 +91,14 @@ class ScatteredPositions:
             size * self._local(dim) // max(size_of(dim), 1) for size, dim in zip(shape, dims, strict=True)
         )
 
-    def stay(self, number: int, other: int, why: str) -> None:
+    def stay(self, number: int, other: int, why: str) -> NoReturn:
         """Raise Stays for what these two are with, or else for what is cut where an operator takes one."""
         indices = (self._of(number) | self._of(other)) & self._chosen
         for node in self._graph.nodes if not indices else ():
             here = self._numbers(node)
             if number in here:
                 indices |= {index for each in here for index in self._of(each)} & self._chosen
-        self._refuse(indices or self._chosen, why)
+        raise Stays(self._keys(indices or self._chosen), why)
 
     def before(self, node: Node) -> set[Key]:
         """The last values that are cut before an operator ends."""
@@ -121,9 +121,6 @@ class ScatteredPositions:
 
     def _keys(self, indices: set[Index]) -> set[Key]:
         return {self._key(number) for number, here in self._indices.items() if here & indices}
-
-    def _refuse(self, indices: set[Index], why: str) -> NoReturn:
-        raise Stays(self._keys(indices), why)
 
     # ---- the choice ----
 
