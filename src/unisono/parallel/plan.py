@@ -111,10 +111,19 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         ),
         Need("sync_batch_norm", (False,), "it sums over the rows of data ranks, not over positions"),
         Need("keep_f32", ((),), "the recorded program has one type of parameters"),
-        Need("compression", (None,), "what a rank has not sent yet is saved for data ranks only"),
-        Need("local_steps", (None,), "replicas meet over data ranks only"),
-        Need("elastic", (False,), "a rank that dies takes the only copy of its positions with it"),
     ),
+}
+OF_COPIES = (
+    Need("compression", (None,), "what a rank has not sent yet is saved for data ranks only"),
+    Need("local_steps", (None,), "replicas meet over data ranks only"),
+    Need("elastic", (False,), "ranks that are left share out rows, and nothing else"),
+)
+"""What each axis whose ranks hold copies needs, but for that of the rows."""
+
+NEEDS |= {
+    axis.name: (*NEEDS.get(axis.name, ()), *OF_COPIES)
+    for axis in AXES
+    if axis.copies and axis.splits != "rows"
 }
 """A setting -> what it needs, where it is not the default. `docs/plans.md` shows the table."""
 
