@@ -40,16 +40,17 @@ def check_arguments(
             "a function that makes one: lambda params: AdamW(params)",
         ),
         "loss": (loss is None or callable(loss), loss, "a function of (output, targets), or None"),
-        "pieces": (pieces is None or _are_modules(pieces), pieces, "a list of modules"),
+        "pieces": (
+            pieces is None
+            or (isinstance(pieces, Sequence) and all(isinstance(p, nn.Module) for p in pieces)),
+            pieces,
+            "a list of modules",
+        ),
         "cuts": (cuts is None or isinstance(cuts, dict), cuts, "a dict, pattern of paths -> kind"),
     }
     for name, (right, value, what) in wanted.items():
         if not right:
             raise TypeError(f"{caller}: {name} is a {type(value).__name__}, expected {what}")
-
-
-def _are_modules(pieces: object) -> bool:
-    return isinstance(pieces, Sequence) and all(isinstance(piece, nn.Module) for piece in pieces)
 
 
 def check_on_change(on_change: object, plan: Plan) -> None:
