@@ -13,11 +13,14 @@ from unisono.parallel.costs import predictor
 from unisono.parallel.costs.collectives import CollectiveCosts, LinkCosts, RankGroups
 from unisono.parallel.costs.forecast import ForecastCheck
 from unisono.parallel.costs.operators import (
+    CONVOLUTIONS,
     PRICED,
+    PRODUCTS,
     HostStarts,
     OperatorPoint,
     OperatorPrices,
     TracedOperator,
+    does_matrices,
     point_of,
 )
 from unisono.parallel.costs.step_parts import HostPrices, ParameterSizes, StageStarts, StepParts

@@ -8,10 +8,12 @@ from torch.nn import functional
 
 import unisono.parallel as up
 from inside_parallel import (
+    CONVOLUTIONS,
     LOW,
     NO_UNIT,
     POINTS,
     PRICED,
+    PRODUCTS,
     WHOLE,
     HostStarts,
     OperatorPoint,
@@ -22,6 +24,7 @@ from inside_parallel import (
     StageTime,
     TracedOperator,
     TracedStep,
+    does_matrices,
     point_of,
     rule_of,
     trace_update,
@@ -178,3 +181,18 @@ def test_each_operator_that_has_a_price_is_cut_or_says_why_not() -> None:
         ops = [getattr(packet, overload) for overload in packet.overloads()]
         known = f"aten.{name}" in WHOLE or any(rule_of(op) is not None for op in ops)
         assert known, f"aten.{name} has a price, and neither a rule nor a reason in WHOLE: graph/rules.py"
+
+
+class Vector(nn.Module):
+    """Multiplies a matrix by a vector."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mv(x, x[0])
+
+
+def test_flops_and_what_selective_recomputation_keeps_follow_from_the_price() -> None:
+    assert up.capture(Vector(), torch.ones(3, 4)).flops == 2 * 3 * 4
+    kept = {name for name in PRICED if does_matrices(name)}
+    assert kept == {name for name in (*PRODUCTS, *CONVOLUTIONS) if "backward" not in name}
+    assert does_matrices("_scaled_dot_product_flash_attention_for_cpu")
+    assert not does_matrices("_scaled_dot_product_flash_attention_for_cpu_backward")

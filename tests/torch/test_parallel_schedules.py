@@ -1,15 +1,18 @@
 """Schedules as lists: proved for many sizes, broken ones refused, bubbles by formula, pictures."""
 
 import dataclasses
+import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
-from inside_parallel import Action, Schedule, predict, prove, schedule
+import unisono.parallel as up
+from inside_parallel import KINDS, Action, Schedule, predict, prove, schedule
 from loops import each
 from unisono.errors import PlanError
 
-NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv")
+NAMES = (*KINDS,)
 UNIT = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 
 
@@ -24,23 +27,27 @@ def test_every_schedule_is_proved(name: str, ranks: int) -> None:
         prove(made(name, ranks, micro_batches))
 
 
-def bubble(name: str, p: int, m: int) -> float:
-    """Ideal bubble when F = I = W and B = I + W."""
-    v = 2
-    return {
-        "gpipe": (p - 1) / (m + p - 1),
-        "1f1b": (p - 1) / (m + p - 1),
-        "interleaved": (p - 1) / (v * m + p - 1),
-        "zb-h1": (p - 1) / (3 * m + p - 1),
-        "zbv": (p - 1) / (6 * m + p - 1),
-    }[name]
+def test_every_schedule_has_its_line_in_the_docs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "plans.md").read_text()
+    for name in NAMES:
+        assert f"| `{name}`" in page, f"docs/plans.md: the table under ## Pipelines has no row of {name}"
+        assert re.search(rf"schedule: .*\b{name}\b", up.Plan.__doc__ or ""), f"Plan: schedule names no {name}"
 
 
-@each("name", NAMES)
+IDEAL = {  # bubble of p ranks and m micro-batches when F = I = W and B = I + W, with two stages on a rank
+    "gpipe": lambda p, m: (p - 1) / (m + p - 1),
+    "1f1b": lambda p, m: (p - 1) / (m + p - 1),
+    "interleaved": lambda p, m: (p - 1) / (2 * m + p - 1),
+    "zb-h1": lambda p, m: (p - 1) / (3 * m + p - 1),
+    "zbv": lambda p, m: (p - 1) / (6 * m + p - 1),
+}
+
+
+@each("name", IDEAL)
 @each(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16)])
 def test_the_bubble_is_the_formulas(name: str, ranks: int, micro_batches: int) -> None:
     timeline = predict(made(name, ranks, micro_batches), UNIT)
-    ideal = bubble(name, ranks, micro_batches)
+    ideal = IDEAL[name](ranks, micro_batches)
     # zbv is found by search: up to one unit of 6m + p - 1 more
     slack = 1 / (6 * micro_batches + ranks - 1) if name == "zbv" else 1e-9
     assert ideal - 1e-9 <= timeline.bubble <= ideal + slack

@@ -15,6 +15,7 @@ from unisono.errors import UnfitError
 from unisono.torch.control_data import on_every_rank
 from unisono.torch_internals.training import is_compiled
 
+from .axes import AXES
 from .graph.containers import tensors_in
 from .plan import Plan
 
@@ -39,16 +40,17 @@ def check_arguments(
             "a function that makes one: lambda params: AdamW(params)",
         ),
         "loss": (loss is None or callable(loss), loss, "a function of (output, targets), or None"),
-        "pieces": (pieces is None or _are_modules(pieces), pieces, "a list of modules"),
+        "pieces": (
+            pieces is None
+            or (isinstance(pieces, Sequence) and all(isinstance(p, nn.Module) for p in pieces)),
+            pieces,
+            "a list of modules",
+        ),
         "cuts": (cuts is None or isinstance(cuts, dict), cuts, "a dict, pattern of paths -> kind"),
     }
     for name, (right, value, what) in wanted.items():
         if not right:
             raise TypeError(f"{caller}: {name} is a {type(value).__name__}, expected {what}")
-
-
-def _are_modules(pieces: object) -> bool:
-    return isinstance(pieces, Sequence) and all(isinstance(piece, nn.Module) for piece in pieces)
 
 
 def check_on_change(on_change: object, plan: Plan) -> None:
@@ -109,8 +111,8 @@ def two(batch: object, *, own_loss: bool = False) -> tuple[Any, Any]:
 
 def check_gradients(inputs: object, plan: Plan) -> None:
     """Raise ValueError for inputs that require gradients, which a plan would leave in parts or on no rank."""
-    for name in ("pipeline", "context", "tensor"):
-        parts = getattr(plan, name)
+    for name, splits, *_ in AXES:
+        parts = getattr(plan, name) if splits not in ("", "rows") else 1
         if parts > 1 and any(tensor.requires_grad for tensor in tensors_in(inputs)):
             raise ValueError(
                 f"an input of the batch requires a gradient, and no rank of {name}={parts} has all of it. "

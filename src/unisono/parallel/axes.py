@@ -26,3 +26,5 @@ AXES = (
 )
 """The axes in the order of ranks, the slowest first. The mesh, who has which rows, whose loss counts and who
 draws what follow from it. Experts are on the axes that hold copies."""
+
+NAMES = tuple(axis.name for axis in AXES)

@@ -57,15 +57,26 @@ def reseed(seed: int, device_type: str) -> None:
         generator.manual_seed(seed)
 
 
+def states_of(generators: Iterable[torch.Generator]) -> list[torch.Tensor]:
+    """Where these generators are."""
+    return [generator.get_state() for generator in generators]
+
+
+def set_states(generators: Iterable[torch.Generator], states: Iterable[torch.Tensor]) -> None:
+    """Have them there again."""
+    for generator, state in zip(generators, states, strict=True):
+        generator.set_state(state)
+
+
 @contextlib.contextmanager
 def generators_kept(generators: Iterable[torch.Generator]) -> Iterator[None]:
     """These generators are afterwards as they were before."""
-    kept = [(generator, generator.get_state()) for generator in generators]
+    generators = [*generators]
+    states = states_of(generators)
     try:
         yield
     finally:
-        for generator, state in kept:
-            generator.set_state(state)
+        set_states(generators, states)
 
 
 @contextlib.contextmanager
@@ -128,10 +139,9 @@ class _ThreadDraws(OperatorMode):
             )
         here = self.here
         with self._lock, generators_kept(here.generators):
-            for generator, state in zip(here.generators, here.states, strict=True):
-                generator.set_state(state)
+            set_states(here.generators, here.states)
             made = func(*args, **named)
-            here.states = [generator.get_state() for generator in here.generators]
+            here.states = states_of(here.generators)
         return made
 
 
@@ -188,7 +198,7 @@ class RngRegion:
         if self._place is None or self._kept is not None:
             return False
         seed = seed_of(drawn_seed() or 0, self._place)
-        self._kept = [generator.get_state() for generator in default_generators(self._device_type)]
+        self._kept = states_of(default_generators(self._device_type))
         reseed(seed, self._device_type)
         return True
 
@@ -196,8 +206,7 @@ class RngRegion:
         """Draw what all ranks of the tensor axis draw."""
         kept, self._kept = self._kept, None
         if kept is not None:
-            for generator, state in zip(default_generators(self._device_type), kept, strict=True):
-                generator.set_state(state)
+            set_states(default_generators(self._device_type), kept)
 
     def forget(self) -> None:
         """Forget a region that an exception has ended, such as the one that ends a recomputation early."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -232,12 +232,8 @@ def ties_of(
     for name, parameter in model.named_parameters():
         ranks = sorted(owners.get(parameter, ()))
         if len(ranks) > 1:
-            group = _group(mesh, ranks)
+            # one group of these pipeline ranks for each place on the other axes
+            group = group_of(mesh.everyone.axes.mesh[ranks].flatten(1).t())
             if mesh.stage in ranks:
                 ties.append(TiedParameter(name, group, len(ranks)))
     return ties
-
-
-def _group(mesh: PlanMesh, ranks: list[int]) -> Any:
-    """Make one group of these pipeline ranks for each place on the other axes; return this rank's."""
-    return group_of(mesh.everyone.axes.mesh[ranks].flatten(1).t())

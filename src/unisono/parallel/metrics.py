@@ -266,8 +266,7 @@ class EMA:
         self.updates += 1
         self._at = self._run.steps
 
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self) -> contextlib.AbstractContextManager[None]:
         """Have the averages in place of the weights, for `evaluate`, `predict`, `state_dict` and `export`.
 
         Meanwhile `step`, `save` and `load` raise. All ranks call this. A rank needs memory for its part of
@@ -276,8 +275,7 @@ class EMA:
         Raises:
             ValueError: gradients wait for an update; or averages are in place already.
         """
-        with self._run.replaced(self._averages):
-            yield
+        return self._run.replaced(self._averages)
 
     def tensors(self) -> dict[str, Tensor]:
         """The average of each parameter, cut as the parameter is, for a checkpoint."""

@@ -206,7 +206,9 @@ class ModelBuffers:
             self._make_equal([place.value for place in self._agree(changed) if place.value is not None])
 
     def _make_equal(self, values: list[Tensor]) -> None:
-        floats = [_real(value) for value in values if _is_float(value)]
+        floats = [
+            torch.view_as_real(value) if value.is_complex() else value for value in values if _is_float(value)
+        ]
         others = [value for value in values if not _is_float(value)]
         averaged = self._kind == "average"
         for several, wide, average in ((floats, torch.float64, averaged), (others, torch.int64, False)):
@@ -217,7 +219,8 @@ class ModelBuffers:
                 flat.zero_()
             for group in self._groups:
                 dist.all_reduce(flat, op=dist.ReduceOp.AVG if average else dist.ReduceOp.SUM, group=group)
-            _unpack(flat, several)
+            for value, part in zip(several, flat.split([each.numel() for each in several]), strict=True):
+                value.copy_(part.view(value.shape))
 
 
 @contextlib.contextmanager
@@ -235,15 +238,6 @@ def buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 def _is_float(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
-
-
-def _real(value: Tensor) -> Tensor:
-    return torch.view_as_real(value) if value.is_complex() else value
-
-
-def _unpack(flat: Tensor, values: list[Tensor]) -> None:
-    for value, part in zip(values, flat.split([value.numel() for value in values]), strict=True):
-        value.copy_(part.view(value.shape))
 
 
 # ---- BatchNorm over the rows of all data ranks ----

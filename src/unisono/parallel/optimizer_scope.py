@@ -27,7 +27,7 @@ from torch import Tensor, nn, optim
 from unisono.errors import UnfitError
 from unisono.torch_internals.training import without_hooks
 
-from .generators import default_generators, drawing
+from .generators import default_generators, drawing, states_of
 from .gradients import equal
 from .graph.containers import tensors_in
 
@@ -296,11 +296,11 @@ class _ScopeTrial:
         parts = 2 if self._apart else 1
         device_type = self._whole[0][0].device.type
         with drawing(SEED, device_type):
-            before = [each.get_state() for each in default_generators(device_type)]
+            before = states_of(default_generators(device_type))
             for step, first in itertools.product(range(self._steps), range(parts)):
                 self.give(step, first, parts)
                 take_step(self.optimizer)
-            after = [each.get_state() for each in default_generators(device_type)]
+            after = states_of(default_generators(device_type))
         self.drew = not all(map(torch.equal, before, after))
         return self.values()
 

@@ -9,13 +9,13 @@ from typing import Any, Literal, NamedTuple
 
 from unisono.errors import UnfitError
 
-from .axes import AXES
+from .axes import AXES, NAMES
 from .compression.settings import CompressionSettings
 from .pipeline.schedule import KINDS, splits_backward
 
 PRECISIONS = ("f32", "bf16", "fp16", "autocast")
 _OPTIONAL = ("shard", "stages_per_rank", "local_steps")
-_COUNTS = (*(axis.name for axis in AXES), "micro_batches", "expert", "copy_every")
+_COUNTS = (*NAMES, "micro_batches", "expert", "copy_every")
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,19 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         ),
         Need("sync_batch_norm", (False,), "it sums over the rows of data ranks, not over positions"),
         Need("keep_f32", ((),), "the recorded program has one type of parameters"),
-        Need("compression", (None,), "what a rank has not sent yet is saved for data ranks only"),
-        Need("local_steps", (None,), "replicas meet over data ranks only"),
-        Need("elastic", (False,), "a rank that dies takes the only copy of its positions with it"),
     ),
+}
+OF_COPIES = (
+    Need("compression", (None,), "what a rank has not sent yet is saved for data ranks only"),
+    Need("local_steps", (None,), "replicas meet over data ranks only"),
+    Need("elastic", (False,), "ranks that are left share out rows, and nothing else"),
+)
+"""What each axis whose ranks hold copies needs, but for that of the rows."""
+
+NEEDS |= {
+    axis.name: (*NEEDS.get(axis.name, ()), *OF_COPIES)
+    for axis in AXES
+    if axis.copies and axis.splits != "rows"
 }
 """A setting -> what it needs, where it is not the default. `docs/plans.md` shows the table."""
 
@@ -362,7 +371,8 @@ class Plan:
         if self.expert == 1:
             return
         if self.copies % self.expert:
-            of = f"data={self.data}" + f" x context={self.context}" * (self.context > 1)
+            sizes = [(axis.name, getattr(self, axis.name)) for axis in AXES if axis.copies]
+            of = " x ".join(f"{name}={size}" for name, size in sizes if name == "data" or size > 1)
             raise UnfitError(f"Plan: expert={self.expert} does not divide {of}")
         if self.sharers % self.expert and self.expert % self.sharers:
             raise UnfitError(

@@ -22,6 +22,7 @@ from unisono.errors import UnfitError
 from unisono.torch_internals import training
 from unisono.torch_internals.fake import OperatorMode
 
+from .costs.operators import does_matrices
 from .graph.containers import mapped, strange_in, tensors_in
 from .graph.program import drops
 from .model_buffers import buffers_kept, statistics_stand_apart
@@ -29,12 +30,6 @@ from .precision import BATCH_NORM
 from .structure import plain_class
 
 TAKEN = "_unisono_taken"  # the attribute of a unit while it runs
-DEAR = {
-    "mm", "addmm", "bmm", "baddbmm", "mv", "dot", "addmv", "convolution", "_convolution", "linear",
-    "mkldnn_linear", "_scaled_mm", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-}  # fmt: skip
 
 
 def recompute(unit: nn.Module, *, selective: bool) -> None:
@@ -89,7 +84,7 @@ class _Dear(OperatorMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), named: Any = None) -> Any:
         named = named or {}
         space, _, name = operator.name().partition("::")
-        dear = space == "aten" and name.partition(".")[0] in DEAR
+        dear = space == "aten" and does_matrices(name.partition(".")[0])
         if dear and not _draws(operator, args, named):
             return self._selecting.__torch_dispatch__(operator, types, args, named)
         return operator(*args, **named)

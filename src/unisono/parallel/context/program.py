@@ -37,7 +37,7 @@ from unisono.parallel.graph.executor import (
 )
 from unisono.parallel.graph.noted_call import EXPERT_LIST
 from unisono.parallel.graph.program import HOOKS, Graph, Node, Ref, refs, replayed, writes_of, written_in
-from unisono.parallel.graph.rules import DRAWS, slice_of
+from unisono.parallel.graph.rules import DRAWS, NEW, slice_of
 from unisono.parallel.graph.stage_program import Stage, StageProgram, StageStart
 from unisono.parallel.tensor_moves import TensorAxis
 
@@ -47,10 +47,8 @@ from .layout import LayoutError, PositionSpan, SequenceDim, gathered, local_shap
 from .rules import ATTENTION, WholeMemory, on_all, run_rule
 
 STATE = ("parameter", "buffer")
-NEW = {  # operators that make memory -> the place of its sizes among their arguments
-    **dict.fromkeys(("aten.new_empty", "aten.new_zeros", "aten.new_ones", "aten.new_full"), 1),
-    **dict.fromkeys(("aten.empty", "aten.zeros", "aten.ones", "aten.full"), 0),
-}
+# whose memory may be that of this rank's positions: it draws nothing, and has no strides of all of them
+FILLED = {name: at for name, at in NEW.items() if name not in {*DRAWS, "aten.empty_strided"}}
 
 
 @dataclass
@@ -251,7 +249,7 @@ class ContextProgram(StageProgram):
         values = self.graph.values
         while values[value].shape[place.dim] == place.outer * place.span.size and values[value].node >= 0:
             node = self.graph.nodes[values[value].node]
-            if node.name in NEW:
+            if node.name in FILLED:
                 return None if value in self._filled else value
             along = (slice_of(node)[1] or 0) % len(values[value].shape) if node.name == "aten.slice" else None
             if along == place.dim or (along is None and node.name != "aten.detach"):
@@ -264,7 +262,7 @@ class ContextProgram(StageProgram):
         (number,) = node.outputs
         assert number is not None
         self.places[number] = place
-        sizes, at = local_shape(self.graph.values[number].shape, place, self._ranks.place), NEW[node.name]
+        sizes, at = local_shape(self.graph.values[number].shape, place, self._ranks.place), FILLED[node.name]
         op = node.op
         return ProgramStep(node, run=lambda *args, **named: op(*args[:at], sizes, *args[at + 1 :], **named))
 

@@ -175,9 +175,9 @@ def _select(call: RuleCall) -> list[SequenceDim | None] | None:
     return [None]
 
 
-def _only_sequence(call: RuleCall, ref: Ref, place: SequenceDim) -> None:
+def _only_sequence(call: RuleCall, ref: Ref, place: SequenceDim, does: str = "takes positions of") -> None:
     if place.outer != 1 or call.shape(ref)[place.dim] != place.span.size:
-        raise LayoutError("it takes positions of a dimension that is the sequence and another one")
+        raise LayoutError(f"it {does} a dimension that is the sequence and another one")
 
 
 def _slice(call: RuleCall) -> list[SequenceDim | None] | None:
@@ -514,8 +514,7 @@ def _slid(call: RuleCall, place: SequenceDim) -> SequenceDim | None:
     """Where the positions are after a kernel has slid over them; None: there are too few to be cut."""
     _, weight, _, stride, padding, dilation, transposed, *_ = call.args
     at, came, goes = place.dim - 2, call.shape(call.args[0])[place.dim], call.out()[place.dim]
-    if place.outer != 1 or place.span.size != came:
-        raise LayoutError("it slides over a dimension that is the sequence and another one")
+    _only_sequence(call, call.args[0], place, does="slides over")
     if goes == came:
         return place
     if not transposed and _of(stride, at) == 1:

@@ -75,6 +75,7 @@ ONE_SIZE = {  # operator -> (class, which tensor says how many elements: an argu
     **dict.fromkeys(("native_dropout", "bernoulli_", "normal_", "uniform_"), ("random", 0)),
     **dict.fromkeys(("bernoulli", "rand", "rand_like", "randn", "randn_like"), ("random", -1)),
 }
+ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")  # how their names begin
 SUMS = {
     "sum", "mean", "amax", "amin", "max", "min", "norm", "linalg_vector_norm", "var", "var_mean", "std",
     "argmax", "argmin", "any", "all", "prod",
@@ -104,7 +105,7 @@ def _point_of(op: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any
     result = next(tensors_in(output), None)
     if name in PRODUCTS or name in CONVOLUTIONS:
         return (PRODUCTS.get(name) or CONVOLUTIONS[name])(given, args, result)
-    if name.startswith(("_scaled_dot_product", "_flash_attention", "_efficient_attention")):
+    if name.startswith(ATTENTION):
         return _attention(given, args, named, backward=name.endswith("backward"))
     if name in NOTHING or _is_view(op):
         return OperatorPoint("")
@@ -237,6 +238,36 @@ CONVOLUTIONS: dict[str, _Formula] = {
     **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), _convolution),
     **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), _convolution_backward),
 }
+MATRIX_KINDS = {"product", "batched", "convolution", "attention"}
+"""Classes whose sizes tell FLOPs, and whose results `recompute="selective"` keeps."""
+
+
+def does_matrices(name: str) -> bool:
+    """Whether an operator is of these classes. Example: "addmm", not "addmm_backward" or "softmax"."""
+    return (
+        name in {*PRODUCTS, *CONVOLUTIONS, "mkldnn_linear", "_scaled_mm"} or name.startswith(ATTENTION)
+    ) and "backward" not in name
+
+
+def flops_by_price(op: Any, args: tuple[Any, ...], output: Any) -> int | None:
+    """FLOPs of a product, a convolution, or attention, causal or not; None: of another operator.
+
+    Example: aten.mm of [2, 3] and [3, 4]: 48.
+    """
+    space, _, name = str(op.overloadpacket).rpartition(".")
+    if space != "aten":
+        return None
+    given = [arg for arg in args if isinstance(arg, Tensor)]
+    if name.startswith(ATTENTION):
+        q, k, v = given[:3]
+        return 2 * q.numel() * k.shape[-2] + 2 * math.prod(q.shape[:-1]) * math.prod(v.shape[-2:])
+    formula = PRODUCTS.get(name) or CONVOLUTIONS.get(name)
+    if formula is None:
+        return None
+    kind, point, _ = formula(given, args, next(tensors_in(output), None))
+    return int(2 * math.prod(point) if kind == "product" else point[-1])
+
+
 PRICED = {*PRODUCTS, *CONVOLUTIONS, *ONE_SIZE, *SUMS, *HEAVY, *COPIES}
 """Every operator with a price of its own."""
 

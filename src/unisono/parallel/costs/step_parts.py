@@ -8,19 +8,18 @@ grow with them.
 from __future__ import annotations
 
 import bisect
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from unisono.errors import UnfitError
 from unisono.parallel.arguments import two
 from unisono.parallel.batches import cut_rows
+from unisono.parallel.generators import generators_kept, pythons_generators_kept
 from unisono.parallel.graph.capture import call
 from unisono.parallel.graph.containers import tensors_in
 from unisono.parallel.graph.shapes import model_copy
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from .collectives import Collectives, PricedExchange, RankGroups
     from .operators import OperatorPrices, TracedOperator
     from .task import TrainingTask
-    from .trace import ModuleCall, TracedMove, TracedStep
+    from .trace import TracedMove, TracedStep
 
 
 class StageStarts(NamedTuple):
@@ -80,17 +79,18 @@ class StageStarts(NamedTuple):
         """
         first, sent = [], []
         for path, count in self.starts:
-            found = next((n for n, call in enumerate(traced.calls) if _begins(call, path, count)), None)
+            begins = (
+                number
+                for number, call in enumerate(traced.calls)
+                if call.number == count and f"{call.path}.".startswith(f"{path}.")
+            )
+            found = next(begins, None)
             if found is None:
                 raise UnfitError(f'StepPredictor: a stage begins at "{path}", which a forward does not call')
             first.append(found)
             sent.append(float(traced.calls[found].nbytes))
         stages = [bisect.bisect_right(first, number) for number in range(len(traced.calls))]
         return stages, [each * rows for each in self.sent] or sent
-
-
-def _begins(call: ModuleCall, path: str, count: int) -> bool:
-    return call.number == count and (call.path == path or call.path.startswith(f"{path}."))
 
 
 ADAM_OPERATORS = 12
@@ -301,13 +301,15 @@ class ModelTrial:
             for phase, measured in zip(PHASES, took, strict=True)
         }
 
+    @generators_kept([torch.default_generator])
+    @pythons_generators_kept()
     def _passes(self, rows: int, threads: int) -> tuple[float, ...] | None:
         """The least seconds of each phase of a copy's steps; None: it does not run.
 
         Generators of random numbers have their state again after it.
         """
-        before = torch.get_num_threads(), torch.get_rng_state(), random.getstate(), np.random.get_state()
-        torch.set_num_threads(min(threads, before[0]))
+        before = torch.get_num_threads()
+        torch.set_num_threads(min(threads, before))
         alone = torch.get_num_threads() == 1  # then other ranks may wait on this core
         clock = time.thread_time if alone else time.perf_counter
         try:
@@ -333,10 +335,7 @@ class ModelTrial:
             self.problem = f"{type(error).__name__}: {error}"
             return None
         finally:
-            torch.set_num_threads(before[0])
-            torch.set_rng_state(before[1])
-            random.setstate(before[2])
-            np.random.set_state(before[3])
+            torch.set_num_threads(before)
         return tuple(min(column) for column in zip(*found[WARM:], strict=True))
 
 

@@ -18,7 +18,7 @@ from unisono.planner.choice_page import PricedCollective
 
 from .collectives import FEW_BYTES, ROUTED, Collectives, PricedExchange
 from .forecast import CAUSES, StepForecast
-from .operators import HostStarts
+from .operators import MATRIX_KINDS, HostStarts
 from .parameter_work import DataWork, ParameterWork
 from .step_parts import StepParts
 
@@ -38,9 +38,6 @@ a GPT of nine layers with and without a program, where a small operator takes 1.
 
 WHOLE = ("norm_backward", "batch_norm_backward")
 """Classes that compute all gradients in each of the two passes of a split backward."""
-
-KEPT = ("product", "batched", "convolution", "attention")
-"""Classes whose results recompute="selective" keeps."""
 
 
 def step_forecast(parts: StepParts) -> StepForecast:
@@ -75,7 +72,7 @@ class _StepPricer:
                 continue
             stage.forward += taken
             stage.host_forward += host
-            if operator.unit and not (selective and operator.size.kind in KEPT):
+            if operator.unit and not (selective and operator.size.kind in MATRIX_KINDS):
                 stage.units[operator.unit] += taken + shared.again_s * operator.followed
                 saved = HostStarts.SAVED * (operator.followed and bool(operator.size.kind))
                 stage.host_units += host + self._host.operators.launch(saved)

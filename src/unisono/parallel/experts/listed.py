@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from unisono.errors import UnfitError
-from unisono.parallel.generators import default_generators
+from unisono.parallel.generators import default_generators, set_states, states_of
 from unisono.parallel.gradients import equal
 from unisono.parallel.graph.containers import mapped, tensors_in
 from unisono.parallel.graph.noted_call import EXPERT_LIST
@@ -128,19 +128,17 @@ class ListedExperts(Forward):
         if first is not None and is_fake(first):
             return self._recorded(first, args, named)
         generators = default_generators(self._device)
-        before = [generator.get_state() for generator in generators]
+        before = states_of(generators)
         self._calls, self._results, self._next = [], None, 0
         try:
             with self._recording(), self._unchanged(args, named):
                 self._run(*args, **named)
             self._results, back = self._exchanged(torch.zeros(0, 1) if first is None else first)
-            after = [generator.get_state() for generator in generators]
-            for generator, state in zip(generators, before, strict=True):
-                generator.set_state(state)
+            after = states_of(generators)
+            set_states(generators, before)
             with self._recording():
                 output = self._run(*args, **named)
-            for generator, state in zip(generators, after, strict=True):
-                generator.set_state(state)
+            set_states(generators, after)
             if self._next != len(self._calls):
                 self._refuse("the second run calls fewer experts than the first")
         finally:

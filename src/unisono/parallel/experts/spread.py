@@ -290,7 +290,8 @@ def _train(
 
 def _difference(alone: ModelOutputs, here: ModelOutputs) -> tuple[str, str] | None:
     """(the path of a module, what is wrong there); None: nothing."""
-    largest = max((float(grad.abs().max()) for grad in _gradients(alone)), default=0.0)
+    grads = (parameter.grad for parameter in alone.parameters.values())
+    largest = max((float(g.abs().max()) for g in grads if g is not None and g.numel()), default=0.0)
     wrong = {
         name: deviation
         for name, parameter in alone.parameters.items()
@@ -320,10 +321,6 @@ def _difference(alone: ModelOutputs, here: ModelOutputs) -> tuple[str, str] | No
         name = next(iter(stale))
         return name.rpartition(".")[0], f"its buffer {name.rpartition('.')[2]} differs by {stale[name]:.1e}"
     return "", f"the loss differs by {loss:.1e}"
-
-
-def _gradients(seen: ModelOutputs) -> list[Tensor]:
-    return [p.grad for p in seen.parameters.values() if p.grad is not None and p.grad.numel()]
 
 
 def _gradient_deviation(whole: nn.Parameter, cut: nn.Parameter, largest: float) -> float:

@@ -205,7 +205,7 @@ class Backward:
         }  # fmt: skip
 
     def _refuse_uneven(self, uneven: set[Place]) -> None:
-        path = next(iter(uneven))[0]
+        path = min(path for path, *_ in uneven)  # the same one in every run
         why = f'"{path}" runs more than once, for whole and for cut values'
         if self._positions is not None:
             for number, seen in self._scopes.seen.items():

@@ -253,13 +253,13 @@ class SplitChoice:
         return found
 
     def _take(self, index: Index, together: dict[Index, dict[Index, int]]) -> None:
-        for other, number in together.get(index, {}).items():
-            if other in self.chosen:
-                value = self.graph.values[number]
-                what = f'"{value.name}"' if value.name else "a value"
-                index.why = f"another dimension of {what} is cut already"
-                return
-        self.chosen.add(index)
+        numbers = [number for other, number in together.get(index, {}).items() if other in self.chosen]
+        if not numbers:
+            self.chosen.add(index)
+            return
+        value = self.graph.values[min(numbers)]  # the same one in every run
+        what = f'"{value.name}"' if value.name else "a value"
+        index.why = f"another dimension of {what} is cut already"
 
     def _together(self) -> dict[Index, dict[Index, int]]:
         """Indices that some value has both of, with that value; parameters first."""

@@ -18,13 +18,12 @@ from .choice import SplitChoice
 from .containers import Slot, mapped
 from .local_model import LocalModel, ProgramMismatch, groups_of_part, slice_bounds
 from .program import Frame, Graph, Node, Ref, refs
-from .rules import GROUP_NORM, slice_of
+from .rules import GROUP_NORM, NEW, slice_of
 from .sequence import ScatteredPositions
 
 SIZED = {
     "aten.view", "aten._unsafe_view", "aten.reshape", "aten.expand", "aten.split", "aten.split_with_sizes",
-    "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.new_zeros", "aten.new_ones", "aten.new_full",
-    "aten.new_empty", "aten.rand", "aten.randn", "aten._reshape_alias", "aten.empty_strided",
+    "aten._reshape_alias", *NEW,
 }  # fmt: skip
 
 

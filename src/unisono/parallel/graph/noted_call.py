@@ -132,11 +132,9 @@ ATTENTION: Any = NotedOp("unisono.attention", functional.scaled_dot_product_atte
 # ---- on a GPU ----
 
 
-@contextlib.contextmanager
-def gpu_attention(*, on_gpu: bool) -> Iterator[None]:
+def gpu_attention(*, on_gpu: bool) -> contextlib.AbstractContextManager[None]:
     """Calls of `scaled_dot_product_attention` run the operators of a GPU's."""
-    with calls_told(_call if on_gpu else None):
-        yield
+    return calls_told(_call if on_gpu else None)
 
 
 def _call(function: Callable[..., Any], args: Any, named: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from unisono.parallel.costs.operators import flops_by_price
 from unisono.torch_internals.fake import arguments_of
 
 from .containers import PLAIN, Slot, mapped, slots_in, tensors_in
@@ -342,29 +343,7 @@ def flops_of(op: Any, args: tuple[Any, ...], output: Any) -> int:
 
     Example: aten.mm of [2, 3] and [3, 4]: 48.
     """
-    name = str(op.overloadpacket)
-    known = FORMULAS.get(name)
-    if known is None and name.startswith("aten._scaled_dot_product"):
-        known = _attention
-    if known is not None:
-        return known([arg for arg in args if isinstance(arg, Tensor)], output)
+    work = flops_by_price(op, args, output)
+    if work is not None:
+        return work
     return output.numel() if torch.Tag.pointwise in op.tags and isinstance(output, Tensor) else 0
-
-
-def _product(tensors: list[Tensor], output: Any) -> int:
-    return 2 * int(output.numel()) * int(tensors[-1].shape[-2])
-
-
-def _convolution(tensors: list[Tensor], output: Any) -> int:
-    return 2 * int(output.numel()) * math.prod(tensors[1].shape[1:])
-
-
-def _attention(tensors: list[Tensor], _output: Any) -> int:
-    q, k, v = tensors[:3]
-    return 2 * math.prod(q.shape) * int(k.shape[-2]) + 2 * math.prod(q.shape[:-1]) * math.prod(v.shape[-2:])
-
-
-FORMULAS: dict[str, Callable[[list[Tensor], Any], int]] = {
-    **dict.fromkeys(("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"), _product),
-    "aten.convolution": _convolution,
-}

@@ -32,10 +32,10 @@ LIKE = (
     "aten.threshold", "aten.hardtanh", "aten.leaky_relu", "aten.elu", "aten.softplus", "aten.prelu",
     "aten._prelu_kernel", "aten.hardswish", "aten.hardswish_", "aten.log_sigmoid_forward",
 )  # fmt: skip
-NEW = (
-    "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.new_zeros", "aten.new_ones", "aten.new_full",
-    "aten.new_empty", "aten.rand", "aten.randn", "aten.scalar_tensor", "aten.empty_strided",
-)  # fmt: skip
+NEW = {  # operators that make memory of given sizes -> the place of these among their arguments
+    "aten.zeros": 0, "aten.ones": 0, "aten.full": 0, "aten.empty": 0, "aten.new_zeros": 1, "aten.new_ones": 1,
+    "aten.new_full": 1, "aten.new_empty": 1, "aten.rand": 0, "aten.randn": 0, "aten.empty_strided": 0,
+}  # fmt: skip
 SPATIAL = (
     "aten.max_pool2d_with_indices", "aten.avg_pool2d", "aten._adaptive_avg_pool2d", "aten.avg_pool1d",
     "aten.upsample_nearest2d", "aten.upsample_bilinear2d", "aten.upsample_nearest1d", "aten.max_pool1d",
@@ -576,7 +576,7 @@ def rule_of(op: Any) -> Rule | None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(NEW, _new),
+    **dict.fromkeys((*NEW, "aten.scalar_tensor"), _new),
     **dict.fromkeys(("aten.arange", "aten.eye", "aten.linspace", "aten.randperm"), _positions),
     **dict.fromkeys(("aten.triu_indices", "aten.tril_indices", "aten.one_hot", "aten.randint"), _positions),
     **dict.fromkeys(("aten.view", "aten._unsafe_view", "aten.reshape", "aten.unsqueeze"), _view),

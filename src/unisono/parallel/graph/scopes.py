@@ -118,12 +118,10 @@ class Scopes:
                 self._cross(closed, True, closed.number, inside[-1].number if inside else -1)
             at = self._until(at, len(self.graph.nodes) if frame is None else frame.first)
             if frame is not None:
+                outer = inside[-1].number if inside else -1
                 self._around[frame.number] = tuple(each.number for each in reversed(inside))
                 inside.append(frame)
-                self._cross(frame, False, self._outer(frame), frame.number)
-
-    def _outer(self, frame: Frame) -> int:
-        return self._around[frame.number][0] if self._around[frame.number] else -1
+                self._cross(frame, False, outer, frame.number)
 
     def _until(self, at: int, stop: int) -> int:
         for node in self.graph.nodes[at:stop]:

@@ -91,14 +91,14 @@ class ScatteredPositions:
             size * self._local(dim) // max(size_of(dim), 1) for size, dim in zip(shape, dims, strict=True)
         )
 
-    def stay(self, number: int, other: int, why: str) -> None:
+    def stay(self, number: int, other: int, why: str) -> NoReturn:
         """Raise Stays for what these two are with, or else for what is cut where an operator takes one."""
         indices = (self._of(number) | self._of(other)) & self._chosen
         for node in self._graph.nodes if not indices else ():
             here = self._numbers(node)
             if number in here:
                 indices |= {index for each in here for index in self._of(each)} & self._chosen
-        self._refuse(indices or self._chosen, why)
+        raise Stays(self._keys(indices or self._chosen), why)
 
     def before(self, node: Node) -> set[Key]:
         """The last values that are cut before an operator ends."""
@@ -121,9 +121,6 @@ class ScatteredPositions:
 
     def _keys(self, indices: set[Index]) -> set[Key]:
         return {self._key(number) for number, here in self._indices.items() if here & indices}
-
-    def _refuse(self, indices: set[Index], why: str) -> NoReturn:
-        raise Stays(self._keys(indices), why)
 
     # ---- the choice ----
 
@@ -200,14 +197,14 @@ class ScatteredPositions:
 
     def reasons(self, cut: Cut) -> list[tuple[str, str]]:
         """(module, text): where all positions are computed, and why. Given the moves of `cut`."""
-        found = dict[str, str]()
+        found = dict[str, set[str]]()
         for before, index, seen in self._links():
             path, out, place = self._scopes.group(seen.boundary)[0]
             ends = before is None and index not in self._chosen
             if ends or cut.moves.get(path, {}).get((out, place), ENTER).kind == "gather":
                 what = "all positions after it" if out else "it takes all positions"
-                found[path] = f"{what}, because {index.why or 'only cuts follow'}"
-        return list(found.items())
+                found.setdefault(path, set()).add(f"{what}, because {index.why or 'only cuts follow'}")
+        return [(path, min(texts)) for path, texts in found.items()]  # the same one in every run
 
 
 def _sequences(choice: Chosen, cut: Cut) -> set[Index]:

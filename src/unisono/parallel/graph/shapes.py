@@ -7,6 +7,7 @@ function as it is, and what its closure refers to is the model that was copied.
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
@@ -35,11 +36,7 @@ class CaptureError(UnfitError):
         self.final = final
 
     def __reduce__(self) -> Any:
-        return _capture_error, (str(self), self.final)
-
-
-def _capture_error(text: str, final: bool) -> CaptureError:
-    return CaptureError(text, final=final)
+        return functools.partial(CaptureError, final=self.final), (str(self),)
 
 
 def check_collective(op: Any) -> None:

@@ -8,12 +8,14 @@ A field that is given has its value, or those of a list: `precision=["f32", "bf1
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from unisono.errors import UnfitError
+from unisono.parallel.axes import NAMES
 from unisono.parallel.pipeline.schedule import KINDS, schedule, splits_backward
 from unisono.parallel.pipeline.stages import balance
 from unisono.parallel.plan import Plan
@@ -57,7 +59,10 @@ def plans(
     """
     others = [name for name in given if name not in SEARCHED]
     swaps = (None, *(each for each in SWAPS if each in axes))
-    for data, tensor, pipeline, context in _meshes(ranks, given, axes):
+    unsearched = [values(given, name, (1,)) for name in NAMES if name not in SEARCHED]
+    rests = {ranks // n for sizes in itertools.product(*unsearched) if ranks % (n := math.prod(sizes)) == 0}
+    meshes = (mesh for rest in sorted(rests) for mesh in _meshes(rest, given, axes))
+    for data, tensor, pipeline, context in meshes:
         if batch % data or host % tensor:
             continue
         few = (each for each in divisors(batch // data) if each <= MOST_MICRO_BATCHES)
@@ -65,7 +70,7 @@ def plans(
         choices = itertools.product(
             (False, True) if tensor > 1 else (False,),
             _schedules(pipeline, given),
-            _sharings(data, context),
+            _sharings(data, ranks // (tensor * pipeline)),
             [each for each in parts if batch // data % each == 0],
             RECOMPUTE,
             divisors(data * context) if "expert" in axes else values(given, "expert", (1,)),
@@ -75,7 +80,7 @@ def plans(
         for sequence, timing, sharing, micros, recompute, expert, swap, *more in choices:
             searched = data, tensor, sequence, pipeline, *timing, *sharing, micros, recompute, context, expert
             made = _made(dict(zip((*SEARCHED, *others), (*searched, swap, *more), strict=True)), given)
-            if made is not None:
+            if made is not None and made.ranks == ranks:
                 yield made
 
 
@@ -102,9 +107,9 @@ def _schedules(pipeline: int, given: Mapping[str, Any]) -> list[tuple[str, int |
     ]
 
 
-def _sharings(data: int, context: int = 1) -> list[tuple[int, int | None]]:
+def _sharings(data: int, copies: int) -> list[tuple[int, int | None]]:
     """(zero, shard) of so many data ranks. Example: 4 has (0, None), (1, None), (1, 2), (2, None) ..."""
-    if data * context == 1:
+    if copies == 1:
         return [(0, None)]
     return [(0, None), *((zero, shard) for zero in (1, 2, 3) for shard in (None, *divisors(data)[1:-1]))]
 
@@ -195,7 +200,7 @@ def _other_sharings(plan: Plan) -> Iterator[dict[str, Any]]:
     for zero in (plan.zero - 1, plan.zero + 1):
         if 0 <= zero <= 3 and plan.copies > 1:
             yield {"zero": zero, "shard": plan.shard if zero else None}
-    sharings = [shard for zero, shard in _sharings(plan.data, plan.context) if zero == plan.zero]
+    sharings = [shard for zero, shard in _sharings(plan.data, plan.copies) if zero == plan.zero]
     yield from _others(plan, "shard", sharings)
 
 

@@ -15,6 +15,7 @@ from unisono.engine.costs.machine import recall
 from unisono.engine.environment import env
 from unisono.errors import UnfitError
 from unisono.networks.quantities import readable_size
+from unisono.parallel.axes import NAMES
 from unisono.parallel.costs.forecast import StepForecast
 from unisono.parallel.costs.predictor import StepPredictor
 from unisono.parallel.costs.step_parts import names_of
@@ -199,7 +200,7 @@ class PlanSearch:
 
     def _timed(self, plan: Plan) -> tuple[Any, ...]:
         """What decides whether a step can be recorded: one row may be refused, such as by a BatchNorm."""
-        return self._task.batch // plan.data // plan.micro_batches == 1, plan.cuts, *_axes(plan)
+        return self._task.batch // plan.data // plan.micro_batches == 1, plan.cuts, *_settings(plan)
 
     def _staged(self, plan: Plan) -> list[Plan]:
         """The plan with cuts, the best balanced first, where the model is a chain of pieces."""
@@ -336,14 +337,12 @@ def _distinct(found: list[PlanForecast]) -> list[PlanForecast]:
     return [*kept.values()]
 
 
-_kept_alike = attrgetter(
-    "data", "tensor", "pipeline", "sequence", "context", "expert", "cuts", "precision", "keep_f32", "swap"
-)
+_kept_alike = attrgetter(*NAMES, "sequence", "expert", "cuts", "precision", "keep_f32", "swap")
 """What decides, beside ZeRO, micro-batches and recomputation, how much a plan keeps for backward."""
 
-_axes = attrgetter(
-    "pipeline", "schedule", "chunks", "tensor", "sequence", "context", "expert", "swap", "recompute",
-    "precision", "keep_f32", "compression", "local_steps",
+_settings = attrgetter(
+    *(name for name in NAMES if name != "data"), "schedule", "chunks", "sequence", "expert", "swap",
+    "recompute", "precision", "keep_f32", "compression", "local_steps",
 )  # fmt: skip
 """What decides whether a plan can run at all."""
 
@@ -351,7 +350,7 @@ _axes = attrgetter(
 def _dried(plan: Plan) -> tuple[Any, ...]:
     """What decides whether a dry run can be made: also what modules, types and optimizers are refused for."""
     shared = plan.copies > 1, plan.zero > 0, plan.micro_batches > 1
-    return "dry run", plan.cuts, *shared, *_axes(plan)
+    return "dry run", plan.cuts, *shared, *_settings(plan)
 
 
 def _simplicity(plan: Plan) -> tuple[Any, ...]:
