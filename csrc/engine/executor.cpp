@@ -17,8 +17,8 @@ constexpr size_t kLineElementsBytes = 64;
 constexpr size_t kPartBytes = 128 * 1024;
 // Values that are encoded or decoded at a time: they stay in a core's first-level cache for the next step.
 constexpr size_t kCodedPartElements = 4096;
-// A message of at least this size is sent with zero copy rather than staged. Zero copy costs system calls, and
-// a fixed time for each page; a staged message is copied once more, within the caches, see `warm_bytes`.
+// A message of at least this size is sent with zero copy rather than staged. Zero copy costs system calls,
+// and a fixed time for each page; a staged message is copied once more, within the caches, see `warm_bytes`.
 constexpr size_t kZeroCopyBytes = 512 * 1024;
 
 // A message of at least this size is opened: receivers read it in place, without a copy, but must release it
@@ -305,9 +305,9 @@ bool Executor::send_zero_copy(Transport& transport, const Instruction& step, std
   const bool can_zero_copy = (step.flags & kLast) != 0 &&
                              (limits_.zero_copy || runs_ahead(step.dst, context)) && nbytes >= least &&
                              transport.can_zero_copy(peers);
-  const bool mapped = (step.flags & kMappable) != 0 &&
-                      !(can_zero_copy && idle && nbytes >= kZeroCopyBytes) && nbytes >= kMappedBytes &&
-                      transport.can_map(piece.data, nbytes) && worth_mapping(nbytes, context);
+  const bool mapped = (step.flags & kMappable) != 0 && !(can_zero_copy && idle && nbytes >= kZeroCopyBytes) &&
+                      nbytes >= kMappedBytes && transport.can_map(piece.data, nbytes) &&
+                      worth_mapping(nbytes, context);
   if (!mapped && !can_zero_copy) return false;
   zero_copy_in_flight_ = true;
   const unsigned char* from = piece.data;

@@ -70,7 +70,8 @@ bool ShmTransport::reclaim() {
   return true;
 }
 
-// The ring restarts at its beginning when nothing is in flight, so that the rest of it stays out of the cache.
+// The ring restarts at its beginning when nothing is in flight, so that the rest of it stays out of the
+// cache.
 void ShmTransport::restart_ring() {
   while (first_staged_ != last_staged_)
     if (!reclaim()) return;
