@@ -11,13 +11,12 @@ from unisono.mpi import constants, object_schedules
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.buffers import bytes_of
 from unisono.mpi.byte_memory import HasBuffer
-from unisono.mpi.collectives import Prefixes
+from unisono.mpi.collectives import FastCollectives, Prefixes
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.context import agree
 from unisono.mpi.ending import abort
 from unisono.mpi.errhandler import HasErrhandler
 from unisono.mpi.errors import Exception, last_code, whole
-from unisono.mpi.fast_collectives import FastCollectives
 from unisono.mpi.group import GROUP_EMPTY, Group, group_of
 from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.info import HasInfo, Info

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from unisono.mpi import constants, schedules, sides
 from unisono.mpi import object_schedules as objects
-from unisono.mpi.collectives import BYTE, SUM, copy_of
+from unisono.mpi.collectives import SUM
 from unisono.mpi.comm import COMM_NULL, COMM_WORLD, Comm, Intracomm, hash_of
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.group import Group, group_of
 from unisono.mpi.handle import getter
 from unisono.mpi.lane import Lane
-from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
+from unisono.mpi.message_spec import equal, repeated, simple
 from unisono.mpi.objects import collective
 from unisono.mpi.op import Op, check_alike, check_type
 from unisono.mpi.plan import Plan
@@ -101,110 +99,80 @@ class Intercomm(Comm):
     # ---- collectives of buffers. root: ROOT on the root, PROC_NULL on its side, its rank on the other one.
 
     def _barrier(self, lane: Lane) -> Plan:
-        """Wait until every rank of the other side has called it."""
         return Plan(both_sides(lane, None))
 
     def _bcast(self, lane: Lane, buf: Any, root: int = 0) -> Plan:
-        """Copy the items of the root to every rank of the other side."""
-        return self._scatter_by(lane, buf, buf, root, _repeated)
+        return self._scatter(lane, buf, buf, root, parts=repeated)
 
-    def _gather_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
+    def _gather(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0, *, parts: Any = equal) -> Plan:
         root = side_root(lane, root)
-        if root == ROOT:
-            return _swap(lane, [], enumerate(parts(recvbuf, lane.size, writable=True)))
-        return _swap(lane, [(root, simple(sendbuf, writable=False))] if root != PROC_NULL else [], [])
+        blocks = parts(recvbuf, lane.size, writable=True) if root == ROOT else ()
+        gives = [(root, simple(sendbuf, writable=False))] if root >= 0 else []
+        return Plan(schedules.exchange(lane, gives, enumerate(blocks)))
 
-    def _scatter_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
+    def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0, *, parts: Any = equal) -> Plan:
         root = side_root(lane, root)
-        if root == ROOT:
-            return _swap(lane, enumerate(parts(sendbuf, lane.size, writable=False)), [])
-        return _swap(lane, [], [(root, simple(recvbuf, writable=True))] if root != PROC_NULL else [])
+        blocks = parts(sendbuf, lane.size, writable=False) if root == ROOT else ()
+        takes = [(root, simple(recvbuf, writable=True))] if root >= 0 else []
+        return Plan(schedules.exchange(lane, enumerate(blocks), takes))
 
-    def _gather(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-        """Gather blocks of one size of the other side on the root."""
-        return self._gather_by(lane, sendbuf, recvbuf, root, equal)
+    def _allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any, *, parts: Any = equal) -> Plan:
+        return self._alltoall(lane, sendbuf, recvbuf, parts=parts, sent=repeated)
 
-    def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-        """Give every rank of the other side a block of the root, of one size."""
-        return self._scatter_by(lane, sendbuf, recvbuf, root, equal)
-
-    def _allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Gather blocks of one size of the other side on every rank."""
-        return _exchange(lane, sendbuf, recvbuf, _repeated, equal)
-
-    def _allgatherv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Gather blocks of any sizes of the other side on every rank."""
-        return _exchange(lane, sendbuf, recvbuf, _repeated, vector)
-
-    def _alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Exchange blocks of one size with the other side."""
-        return _exchange(lane, sendbuf, recvbuf, equal, equal)
-
-    def _alltoallv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Exchange blocks of any sizes with the other side."""
-        return _exchange(lane, sendbuf, recvbuf, vector, vector)
-
-    def _alltoallw(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Exchange blocks of any sizes and types with the other side."""
-        return _exchange(lane, sendbuf, recvbuf, by_types, by_types)
+    def _alltoall(
+        self, lane: Lane, sendbuf: Any, recvbuf: Any, *, parts: Any = equal, sent: Any = None
+    ) -> Plan:
+        incoming = parts(recvbuf, lane.size, writable=True)
+        outgoing = (sent or parts)(sendbuf, lane.size, writable=False)
+        return Plan(schedules.exchange(lane, enumerate(outgoing), enumerate(incoming)))
 
     def _reduce(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
-        """Reduce the items of the other side to the root."""
         root = side_root(lane, root)
-        if root in (ROOT, PROC_NULL):
-            return _swap(lane, [], [(0, simple(recvbuf, writable=True))] if root == ROOT else [])
+        if root < 0:
+            takes = [(0, simple(recvbuf, writable=True))] if root == ROOT else []
+            return Plan(schedules.exchange(lane, [], takes))
         source = simple(sendbuf, writable=False)
         check_type(op, source.type)
-        packed = copy_of(source)
 
-        def schedule() -> Schedule:
+        def schedule(packed: Any) -> Schedule:
             found = yield from schedules.reduce(lane.local, packed, op, source.type, 0)
             if lane.rank == 0:
                 yield [lane.send(root, found)]
 
-        return Plan(schedule())
+        return Plan(schedule(source.copied()))
 
     def _allreduce(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-        """Reduce the items of the other side to every rank."""
         target, source = simple(recvbuf, writable=True), simple(sendbuf, writable=False)
         check_alike(source, target)
         check_type(op, source.type)
-        packed = copy_of(source)
 
-        def schedule() -> Schedule:
+        def schedule(packed: Any) -> Schedule:
             found = yield from schedules.reduce(lane.local, packed, op, source.type, 0)
             room = np.empty(target.nbytes, np.uint8)
             yield from swap_leaders(lane, found, room)
             yield from schedules.broadcast(lane.local, room, 0)
             target.fill(room)
 
-        return Plan(schedule())
+        return Plan(schedule(source.copied()))
 
     def _reduce_scatter_block(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-        """Reduce the items of the other side, and give every rank a block of one size."""
         return self._reduce_scatter(lane, sendbuf, recvbuf, None, op)
 
     def _reduce_scatter(
         self, lane: Lane, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM  # noqa: ARG002
     ) -> Plan:  # fmt: skip
-        """Reduce the items of the other side, and give every rank a block of any size."""
         target, source = simple(recvbuf, writable=True), simple(sendbuf, writable=False)
         check_type(op, source.type)
-        packed = copy_of(source)
 
-        def schedule() -> Schedule:
-            sizes = yield from objects.gather(lane.local, target.nbytes, 0)
+        def schedule(packed: Any) -> Schedule:
+            sizes = (yield from objects.gather(lane.local, target.nbytes, 0)) or ()
             found = yield from schedules.reduce(lane.local, packed, op, source.type, 0)
-            room = np.empty(sum(sizes) if lane.rank == 0 else 0, np.uint8)
+            room, mine = np.empty(sum(sizes), np.uint8), np.empty(target.nbytes, np.uint8)
             yield from swap_leaders(lane, found, room)
-            ends = np.cumsum([0, *(sizes or ())]).tolist()
-            parts = [Block(room, at, end - at, BYTE) for at, end in pairwise(ends)]
-            mine = np.empty(target.nbytes, np.uint8)
-            own = Block(mine, 0, mine.size, BYTE)
-            yield from schedules.scatter(lane.local, parts if lane.rank == 0 else None, own, 0)
+            yield from schedules.scatter_bytes(lane.local, room, sizes, mine)
             target.fill(mine)
 
-        return Plan(schedule())
+        return Plan(schedule(source.copied()))
 
     # ---- collectives of objects
 
@@ -216,20 +184,6 @@ class Intercomm(Comm):
     alltoall = collective("Object i goes to rank i of the other side.", objects.all_to_all)
     reduce = collective("The objects of the other side, reduced, on the root.", sides.reduce)
     allreduce = collective("The objects of the other side, reduced.", sides.all_reduce)
-
-
-def _repeated(message: Any, size: int, *, writable: bool) -> list[Block]:
-    """The same items for every rank."""
-    return [simple(message, writable=writable)] * size
-
-
-def _swap(lane: Lane, outgoing: Iterable[tuple[int, Block]], incoming: Iterable[tuple[int, Block]]) -> Plan:
-    return Plan(schedules.exchange(lane, list(outgoing), list(incoming)))
-
-
-def _exchange(lane: Lane, sendbuf: Any, recvbuf: Any, sent: Any, received: Any) -> Plan:
-    incoming = received(recvbuf, lane.size, writable=True)
-    return _swap(lane, enumerate(sent(sendbuf, lane.size, writable=False)), enumerate(incoming))
 
 
 classes[INTER] = Intercomm

@@ -91,6 +91,53 @@ class Block:
         """`count` items from one on."""
         return Block(self.raw, self.start + first * self.type.layout.extent, count, self.type)
 
+    def copied(self) -> Any:
+        """Its bytes side by side, not in its own memory."""
+        packed = self.pack()
+        return packed.copy() if self.dense else packed
+
+
+class Blocks(list[Block]):
+    """A block for each of several ranks. whole: all of them as one, if they are equal and side by side."""
+
+    whole: Block | None = None
+
+    @property
+    def dense(self) -> bool:
+        """Whether the bytes of each lie side by side."""
+        return all(one.dense for one in self)
+
+    def pack(self) -> Any:
+        """See `Block.pack`: of all as one, or a list."""
+        return [one.pack() for one in self] if self.whole is None else self.whole.pack()
+
+    def room(self) -> Any:
+        """See `Block.room`."""
+        return [one.room() for one in self] if self.whole is None else self.whole.room()
+
+    def fill(self, room: Any) -> None:
+        """See `Block.fill`; room: from `room`."""
+        for one, packed in zip(self, room, strict=True) if self.whole is None else ((self.whole, room),):
+            one.fill(packed)
+
+    def copied(self) -> Blocks:
+        """Blocks of the same bytes, not in their own memory."""
+        if self.whole is None:
+            return Blocks(map(byte_block, (one.copied() for one in self)))
+        return _sliced(byte_block(self.whole.copied()), len(self))
+
+
+def _sliced(whole: Block, size: int) -> Blocks:
+    count = whole.count // size if size else 0
+    found = Blocks(whole.slice(number * count, count) for number in range(size))
+    found.whole = whole
+    return found
+
+
+def byte_block(raw: Any, start: int = 0, nbytes: int | None = None) -> Block:
+    """Bytes as a block."""
+    return Block(raw, start, raw.size if nbytes is None else nbytes, EMPTY.type)
+
 
 EMPTY = Block(np.zeros(0, np.uint8), 0, 0, _BYTE._state)
 
@@ -198,13 +245,18 @@ def _positive_extent(kind: Datatype) -> int:
     return kind.extent
 
 
-def equal(message: Any, size: int, *, writable: bool) -> list[Block]:
+def equal(message: Any, size: int, *, writable: bool) -> Blocks:
     """`size` blocks of one size, side by side."""
     first = simple(message, writable=writable, blocks=size)
-    return [first.slice(number * first.count, first.count) for number in range(size)]
+    return _sliced(Block(first.raw, first.start, first.count * size, first.type), size)
 
 
-def vector(message: Any, size: int, *, writable: bool) -> list[Block]:
+def repeated(message: Any, size: int, *, writable: bool) -> Blocks:
+    """The same items for every rank."""
+    return Blocks([simple(message, writable=writable)] * size)
+
+
+def vector(message: Any, size: int, *, writable: bool) -> Blocks:
     """`size` blocks, of which each has a count and a displacement in items."""
     buf, counts, displs, kind = _split(message, tuple)
     raw, datatype = _basic(buf, kind, writable)
@@ -224,12 +276,12 @@ def vector(message: Any, size: int, *, writable: bool) -> list[Block]:
     if any(one < 0 for one in counts):
         raise Exception(constants.ERR_COUNT, f"counts are {counts}")
     if not datatype and not any(counts):
-        return [EMPTY] * size
+        return Blocks([EMPTY] * size)
     state = datatype._alive()
-    return [Block(raw, at * state.extent, n, state) for n, at in zip(counts, displs, strict=True)]
+    return Blocks(Block(raw, at * state.extent, n, state) for n, at in zip(counts, displs, strict=True))
 
 
-def by_types(message: Any, size: int, *, writable: bool) -> list[Block]:
+def by_types(message: Any, size: int, *, writable: bool) -> Blocks:
     """`size` blocks, of which each has a count, a displacement in bytes, and a type."""
     if len(message) not in (2, 3, 4):
         raise ValueError("message: expecting 2 to 4 items")
@@ -244,7 +296,7 @@ def by_types(message: Any, size: int, *, writable: bool) -> list[Block]:
     counts = [1] * size if counts is None else _listed(counts, size)
     displs = [0] * size if displs is None else _listed(displs, size)
     states = [one._alive() for one in _types(types, size)]
-    return [Block(raw, at, n, one) for n, at, one in zip(counts, displs, states, strict=True)]
+    return Blocks(Block(raw, at, n, one) for n, at, one in zip(counts, displs, states, strict=True))
 
 
 def _types(types: Any, size: int) -> list[Datatype]:
@@ -263,3 +315,7 @@ def _listed(numbers: Sequence[int], size: int) -> list[int]:
     if len(found) != size:
         raise ValueError(f"expecting {size} items, got {len(found)}")
     return found
+
+
+SIZES = {equal: "of one size", vector: "of any sizes", by_types: "of any sizes and types"}
+"""What each of these makes of a message, in words."""
