@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi import schedules
-from unisono.mpi.addresses import check_root
 from unisono.mpi.buffers import IN_PLACE, in_place
-from unisono.mpi.errors import exact
-from unisono.mpi.lane import Lane
+from unisono.mpi.errors import check_root, exact
 from unisono.mpi.message_spec import Block, Blocks, by_types, byte_block, equal, simple, vector
 from unisono.mpi.op import OPS, Op, check_alike, check_type, engine_op
 from unisono.mpi.plan import Plan, forms
 from unisono.mpi.progress import Schedule
+from unisono.mpi.transport import Lane
 
 SUM = OPS["SUM"]
 _PLAIN = "bBhilqfd"

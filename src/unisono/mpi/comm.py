@@ -12,23 +12,20 @@ from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.buffers import bytes_of
 from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.collectives import FastCollectives, Prefixes
-from unisono.mpi.comm_state import INTER, CommState, classes
-from unisono.mpi.context import agree
-from unisono.mpi.ending import abort
+from unisono.mpi.comm_state import INTER, CommState, agree, classes
 from unisono.mpi.errhandler import HasErrhandler
 from unisono.mpi.errors import Exception, last_code, whole
 from unisono.mpi.group import GROUP_EMPTY, Group, group_of
 from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.info import HasInfo, Info
-from unisono.mpi.lane import Lane
+from unisono.mpi.neighbourhoods import TopologyCreation
 from unisono.mpi.objects import ObjectCollectives, ObjectMessages
 from unisono.mpi.op import OPS
 from unisono.mpi.point_to_point import PointToPoint
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
 from unisono.mpi.request import Request
 from unisono.mpi.sides import SideCreation
-from unisono.mpi.topology_creation import TopologyCreation
-from unisono.mpi.transport import MOST_TAG
+from unisono.mpi.transport import MOST_TAG, Lane, abort
 
 
 class Recovery:

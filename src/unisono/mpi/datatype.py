@@ -14,8 +14,7 @@ from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.buffers import bytes_of
 from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.handle import Handle, HasName, getter
-from unisono.mpi.layout import Layout
-from unisono.mpi.type_state import Type, codes, named
+from unisono.mpi.layout import Layout, Type, codes, named
 
 
 class Packing:

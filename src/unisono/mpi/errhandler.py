@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.ending import abort
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
+from unisono.mpi.transport import abort
 
 
 class _Handler(State):

@@ -155,4 +155,17 @@ def exact(value: Any, name: str) -> int:
         raise TypeError(f"{name}: an integer is required, got {type(value).__name__}") from None
 
 
+def check_root(root: int, size: int) -> int:
+    """Check the number of a root.
+
+    Raises:
+        Exception: there is no such rank.
+    """
+    if type(root) is not int:
+        root = whole(root, "root")
+    if not 0 <= root < size:
+        raise Exception(constants.ERR_ROOT, f"root is {root}, expected 0..{size - 1}")
+    return root
+
+
 Error = builtins.Exception

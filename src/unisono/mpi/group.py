@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.ending import worlds
 from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.handle import Handle, State, getter
+from unisono.mpi.transport import worlds
 
 
 class Members(State):

@@ -13,13 +13,13 @@ from unisono.mpi.comm import COMM_NULL, COMM_WORLD, Comm, Intracomm, hash_of
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.group import Group, group_of
 from unisono.mpi.handle import getter
-from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import equal, repeated, simple
 from unisono.mpi.objects import collective
 from unisono.mpi.op import Op, check_alike, check_type
 from unisono.mpi.plan import Plan
 from unisono.mpi.progress import Schedule, complete
 from unisono.mpi.sides import both_sides, side_root, swap_leaders
+from unisono.mpi.transport import Lane
 
 ROOT, PROC_NULL = constants.ROOT, constants.PROC_NULL
 

@@ -14,8 +14,8 @@ from unisono.mpi import constants
 from unisono.mpi.buffers import BOTTOM, at_address, bytes_of, is_buffer
 from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import Exception, exact
+from unisono.mpi.layout import Type, codes
 from unisono.mpi.named_types import NAMED
-from unisono.mpi.type_state import Type, codes
 
 _BYTE = NAMED["BYTE"]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unisono.mpi.addresses import check_root
-from unisono.mpi.lane import Lane
+from unisono.mpi.errors import check_root
 from unisono.mpi.op import OPS, check_function
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule
+from unisono.mpi.transport import Lane
 
 SUM = OPS["SUM"]
 _NOTHING = object()

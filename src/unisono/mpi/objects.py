@@ -8,7 +8,6 @@ from typing import Any
 
 from unisono.mpi import fast_objects as fast_calls
 from unisono.mpi import object_schedules as schedules
-from unisono.mpi.addresses import destination, origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import whole
 from unisono.mpi.fast_objects import Follow
@@ -35,7 +34,8 @@ class ObjectMessages:
         data = pickle.encode(obj)
         work = state.isend(data, dest, tag, None) if mode is STANDARD else None
         if work is None:
-            return started(state, as_bytes(data), *destination(state, dest, tag), mode)
+            peer, full = state.destination(dest, tag)
+            return started(state, as_bytes(data), peer, full, mode)
         return operation_of(state.world, work, state.places)
 
     def _receive_object(self, source: int, tag: int) -> Operation:
@@ -47,7 +47,7 @@ class ObjectMessages:
         if source is not None:
             work = state.irecv_bytes(pickle.loads, None if source == ANY_SOURCE else source, tag, None)
         if work is None:
-            peer, full = origin(state, source, tag)
+            peer, full = state.origin(source, tag)
             return state.messages.start_receive_bytes(peer, full, state.places, pickle.loads)
         return operation_of(state.world, work, state.places)
 
@@ -59,7 +59,7 @@ class ObjectMessages:
             return
         data = pickle.encode(obj)
         if under_way or state.send(data, dest, tag, None) is None:
-            state.messages.send(as_bytes(data), *destination(state, dest, tag))
+            state.messages.send(as_bytes(data), *state.destination(dest, tag))
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         """See `send`."""

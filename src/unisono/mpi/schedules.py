@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from unisono.mpi.lane import Lane, copy_block
 from unisono.mpi.message_spec import Block, byte_block
 from unisono.mpi.op import Op, fold
 from unisono.mpi.progress import Schedule
+from unisono.mpi.transport import Lane, copy_block
 
 
 def barrier(lane: Lane) -> Schedule:

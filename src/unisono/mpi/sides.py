@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 
 from unisono.mpi import constants
 from unisono.mpi import object_schedules as objects
-from unisono.mpi.addresses import check_root, destination
-from unisono.mpi.comm_state import CommState, handle_of
-from unisono.mpi.context import agree
-from unisono.mpi.errors import Exception, whole
-from unisono.mpi.lane import Lane
+from unisono.mpi.comm_state import CommState, agree, handle_of
+from unisono.mpi.errors import Exception, check_root, whole
 from unisono.mpi.op import OPS
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule, complete
+from unisono.mpi.transport import Lane
 
 ROOT, PROC_NULL, SUM = constants.ROOT, constants.PROC_NULL, OPS["SUM"]
 
@@ -129,7 +127,7 @@ class SideCreation:
         if not 0 <= (local_leader := whole(local_leader, "local_leader")) < state.size:
             raise Exception(constants.ERR_RANK, f"local_leader is {local_leader}")
         if state.rank == local_leader:
-            destination(peer_comm._alive(), remote_leader, tag)
+            peer_comm._alive().destination(remote_leader, tag)
         lane, contexts = state.lane(), state.contexts
 
         def exchange(obj: Any) -> Schedule:
@@ -182,7 +180,7 @@ class SideCreation:
         return made
 
     def _spawn(self, command: Any, args: Any, maxprocs: Any, info: Any, root: int, several: bool) -> Any:
-        from unisono.mpi.spawning import orders_of, spawn
+        from unisono.mpi.meetings import orders_of, spawn
 
         return spawn(self._alive(), orders_of(command, args, maxprocs, info, several), root)
 

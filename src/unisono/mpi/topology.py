@@ -10,11 +10,11 @@ from unisono.mpi.comm import Intracomm
 from unisono.mpi.comm_state import CommState, classes
 from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.handle import getter
-from unisono.mpi.lane import Lane
 from unisono.mpi.message_spec import by_types, equal, repeated, vector
 from unisono.mpi.neighbourhoods import PROC_NULL, Edges, Grid
 from unisono.mpi.plan import Plan, forms
 from unisono.mpi.progress import complete
+from unisono.mpi.transport import Lane
 
 
 class Topocomm(Intracomm):
