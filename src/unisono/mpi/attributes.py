@@ -32,11 +32,9 @@ class HasAttributes:
 
     @classmethod
     def Create_keyval(
-        cls,
-        copy_fn: Callable[..., Any] | bool | None = None,
-        delete_fn: Callable[..., None] | None = None,
-        nopython: bool = False,
-    ) -> int:
+        cls, copy_fn: Callable[..., Any] | bool | None = None,
+        delete_fn: Callable[..., None] | None = None, nopython: bool = False,
+    ) -> int:  # fmt: skip
         """A new key. copy_fn(object, key, value): the value in a duplicate; None or False: it has none."""
         number = next(_numbers)
         _keys[number] = _Key(cls._family(), copy_fn, delete_fn, nopython)

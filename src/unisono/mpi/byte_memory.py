@@ -93,7 +93,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         view: Any = self.view(np.ndarray).data
         return view.cast(format) if shape is None else view.cast(format, shape)
 
-    def tobytes(self, order: str | None = None) -> bytes:  # noqa: ARG002
+    def tobytes(self, order: str | None = None) -> bytes:
         """A copy of the bytes."""
         return super().tobytes()
 
@@ -136,7 +136,7 @@ def _length(nbytes: int) -> int:
     return nbytes
 
 
-def Alloc_mem(size: int, info: Any = None) -> buffer:  # noqa: ARG001
+def Alloc_mem(size: int, info: Any = None) -> buffer:
     """New memory."""
     return buffer.allocate(size, clear=True)
 

@@ -41,7 +41,7 @@ class Recovery:
         self._alive()
         return Group(GROUP_EMPTY)
 
-    def Ack_failed(self, num_to_ack: int | None = None) -> int:  # noqa: ARG002
+    def Ack_failed(self, num_to_ack: int | None = None) -> int:
         """How many failed ranks the program knows of: 0."""
         self._alive()
         return 0
@@ -100,7 +100,7 @@ class Comm(
         self._state = other._state
 
     @staticmethod
-    def _fits(state: CommState) -> bool:  # noqa: ARG004
+    def _fits(state: CommState) -> bool:
         """Whether this class is one of a communicator's."""
         return True
 
@@ -290,11 +290,7 @@ class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
 
     @classmethod
     def Create_from_group(
-        cls,
-        group: Group,
-        stringtag: str = "org.mpi4py",
-        info: Any = None,  # noqa: ARG003
-        errhandler: Any = None,
+        cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None
     ) -> Any:
         """A communicator of the ranks of a group; only they call it."""
         if not group._alive().ranks:

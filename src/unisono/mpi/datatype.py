@@ -22,15 +22,15 @@ class Packing:
 
     _alive: Any
 
-    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:  # noqa: ARG002
+    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
         """Pack items behind `position`; returns the new position."""
         return self._pack(inbuf, outbuf, position, swap=False)
 
-    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:  # noqa: ARG002
+    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
         """Unpack items from `position` on; returns the new position."""
         return self._unpack(inbuf, position, outbuf, swap=False)
 
-    def Pack_size(self, count: int, comm: Any) -> int:  # noqa: ARG002
+    def Pack_size(self, count: int, comm: Any) -> int:
         """The bytes that `count` items need."""
         return whole(count, "count") * self._alive().size
 

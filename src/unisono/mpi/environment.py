@@ -206,7 +206,7 @@ class Session(HasErrhandler, HasBuffer, Handle):
     _null = constants.ERR_SESSION
 
     @classmethod
-    def Init(cls, info: Any = None, errhandler: Any = None) -> Session:  # noqa: ARG003
+    def Init(cls, info: Any = None, errhandler: Any = None) -> Session:
         """A new session."""
         made: Session = cls._of(State())
         if errhandler is not None:
@@ -215,12 +215,12 @@ class Session(HasErrhandler, HasBuffer, Handle):
 
     Finalize = Handle._free
 
-    def Get_num_psets(self, info: Any = None) -> int:  # noqa: ARG002
+    def Get_num_psets(self, info: Any = None) -> int:
         """The number of process sets."""
         self._alive()
         return len(_SETS)
 
-    def Get_nth_pset(self, n: int, info: Any = None) -> str:  # noqa: ARG002
+    def Get_nth_pset(self, n: int, info: Any = None) -> str:
         """The name of a process set."""
         self._alive()
         if not 0 <= n < len(_SETS):

@@ -77,15 +77,9 @@ class Intercomm(Comm):
 
     @classmethod
     def Create_from_groups(
-        cls,
-        local_group: Group,
-        local_leader: int,
-        remote_group: Group,
-        remote_leader: int,
-        stringtag: str = "org.mpi4py",
-        info: Any = None,  # noqa: ARG003
-        errhandler: Any = None,
-    ) -> Any:
+        cls, local_group: Group, local_leader: int, remote_group: Group, remote_leader: int,
+        stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None,
+    ) -> Any:  # fmt: skip
         """Two groups, of which only these ranks call it."""
         state = COMM_WORLD._alive()
         local = COMM_WORLD.Create_group(local_group, hash_of(stringtag))
@@ -159,7 +153,7 @@ class Intercomm(Comm):
         return self._reduce_scatter(lane, sendbuf, recvbuf, None, op)
 
     def _reduce_scatter(
-        self, lane: Lane, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM  # noqa: ARG002
+        self, lane: Lane, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM
     ) -> Plan:  # fmt: skip
         target, source = simple(recvbuf, writable=True), simple(sendbuf, writable=False)
         check_type(op, source.type)

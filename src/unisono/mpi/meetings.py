@@ -36,7 +36,7 @@ served: dict[StoreServer, list[Any]] = {}
 _ports: dict[str, tuple[str, int]] = {}
 
 
-def Open_port(info: Any = None) -> str:  # noqa: ARG001
+def Open_port(info: Any = None) -> str:
     """A new name under which the ranks of this job, or of another one, reach this rank."""
     server = serve(_own())
     name = f"{server.host}:{server.port}"
@@ -50,18 +50,18 @@ def Close_port(port_name: str) -> None:
         raise Exception(constants.ERR_PORT, f"this rank has opened no port {port_name!r}")
 
 
-def Publish_name(service_name: str, port_name: str, info: Any = None) -> None:  # noqa: ARG001
+def Publish_name(service_name: str, port_name: str, info: Any = None) -> None:
     """Tell all ranks of this job the name of a port."""
     _names().set(service_name, port_name.encode())
 
 
-def Unpublish_name(service_name: str, port_name: str, info: Any = None) -> None:  # noqa: ARG001
+def Unpublish_name(service_name: str, port_name: str, info: Any = None) -> None:
     """End `Publish_name`."""
     if not _names().delete_key(service_name):
         raise Exception(constants.ERR_SERVICE, f"nobody has published {service_name!r}")
 
 
-def Lookup_name(service_name: str, info: Any = None) -> str:  # noqa: ARG001
+def Lookup_name(service_name: str, info: Any = None) -> str:
     """The name of a port that a rank of this job has published."""
     if not _names().check([service_name]):
         raise Exception(constants.ERR_NAME, f"nobody has published {service_name!r}")

@@ -81,12 +81,6 @@ class Block:
         raw, start = self._memory()
         self.type.layout.unpack(packed, raw, start)
 
-    def items(self) -> Any:
-        """Its items as an array that may be written to, where they lie side by side."""
-        if self.type.dtype is None:
-            return None
-        return self.view().view(self.type.dtype)
-
     def slice(self, first: int, count: int) -> Block:
         """`count` items from one on."""
         return Block(self.raw, self.start + first * self.type.layout.extent, count, self.type)

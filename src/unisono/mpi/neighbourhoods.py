@@ -82,7 +82,7 @@ class OwnEdges(msgspec.Struct, frozen=True):
     weights: tuple[tuple[int, ...], tuple[int, ...]] | None
     kind: int = constants.DIST_GRAPH
 
-    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:  # noqa: ARG002
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
         """(sources, destinations)."""
         return list(self.sources), list(self.destinations)
 
@@ -152,12 +152,12 @@ class TopologyCreation:
         made._state.topology, made._state.kind = topology, None
         return handle_of(made._state)
 
-    def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:  # noqa: ARG002
+    def Create_cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Any:
         """A grid of ranks."""
         grid = grid_of(dims, periods)
         return self._with_topology(grid, math.prod(grid.dims))
 
-    def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:  # noqa: ARG002
+    def Create_graph(self, index: Sequence[int], edges: Sequence[int], reorder: bool = False) -> Any:
         """A graph of ranks: index[i] is the end of rank i's neighbours in `edges`."""
         ends = list(_numbers(index, "index"))
         if ends and ends[0] == 0:  # a first end of nothing
@@ -168,14 +168,9 @@ class TopologyCreation:
         return self._with_topology(topology, len(topology.index))
 
     def Create_dist_graph_adjacent(
-        self,
-        sources: Sequence[int] | None,
-        destinations: Sequence[int] | None,
-        sourceweights: Any = None,
-        destweights: Any = None,
-        info: Any = None,  # noqa: ARG002
-        reorder: bool = False,  # noqa: ARG002
-    ) -> Any:
+        self, sources: Sequence[int] | None, destinations: Sequence[int] | None, sourceweights: Any = None,
+        destweights: Any = None, info: Any = None, reorder: bool = False,
+    ) -> Any:  # fmt: skip
         """A graph of which each rank tells its own neighbours."""
         sources = _numbers(sources or (), "sources")
         destinations = _numbers(destinations or (), "destinations")
@@ -185,14 +180,9 @@ class TopologyCreation:
         return self._with_topology(OwnEdges(sources, destinations, weights), self.size)
 
     def Create_dist_graph(
-        self,
-        sources: Sequence[int],
-        degrees: Sequence[int],
-        destinations: Sequence[int],
-        weights: Any = None,
-        info: Any = None,  # noqa: ARG002
-        reorder: bool = False,  # noqa: ARG002
-    ) -> Any:
+        self, sources: Sequence[int], degrees: Sequence[int], destinations: Sequence[int],
+        weights: Any = None, info: Any = None, reorder: bool = False,
+    ) -> Any:  # fmt: skip
         """A graph of which each rank tells some edges, of any ranks."""
         state = self._alive()
         plain = _unweighted(weights)
@@ -215,7 +205,7 @@ class TopologyCreation:
         size = math.prod(grid_of(dims, periods).dims)
         return self.rank if self.rank < size else constants.UNDEFINED
 
-    def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:  # noqa: ARG002
+    def Graph_map(self, index: Sequence[int], edges: Sequence[int]) -> int:
         """This process's rank in a graph."""
         nodes = len(index) - (len(index) > 0 and index[0] == 0)
         return self.rank if self.rank < nodes else constants.UNDEFINED

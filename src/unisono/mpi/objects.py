@@ -83,12 +83,12 @@ class ObjectMessages:
                 return pickle.decode(data) if len(data) else None
         return self._wait(self._receive_object(source, tag), status)
 
-    def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:  # noqa: ARG002
+    def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
         """See `recv`."""
         return Request._for(self._receive_object(source, tag))
 
     def sendrecv(
-        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY_SOURCE,  # noqa: ARG002
+        self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY_SOURCE,
         recvtag: int = ANY_TAG, status: Status | None = None,
     ) -> Any:  # fmt: skip
         """Send and receive an object."""

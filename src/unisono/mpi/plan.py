@@ -132,7 +132,7 @@ def _immediate(method: str, given: dict[str, Any]) -> Any:
 def _persistent(method: str, given: dict[str, Any], most: int) -> Any:
     """most: arguments; an info may follow."""
 
-    def call(self: Any, *args: Any, info: Any = None, **options: Any) -> Any:  # noqa: ARG001
+    def call(self: Any, *args: Any, info: Any = None, **options: Any) -> Any:
         state = self._alive()
         body = functools.partial(getattr(state.kind, method), self)
 

@@ -191,14 +191,14 @@ class PointToPoint:
         self._check(buf, source, tag, writable=True)
         return Prequest._starting(lambda: self._receive(buf, source, tag))
 
-    def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Prequest:  # noqa: ARG002
+    def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Prequest:
         """A message of parts: it is sent when `Prequest.Pready` was called for each."""
         block = _of_parts(buf, partitions, writable=False)
         self._check(block, dest, tag, writable=False)
         return Prequest._starting(lambda: Parts(partitions, lambda: self._send(block, dest, tag), True))
 
     def Precv_init(
-        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Any = None,  # noqa: ARG002
+        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Any = None,
     ) -> Prequest:  # fmt: skip
         """Receives a message of parts."""
         block = _of_parts(buf, partitions, writable=True)

@@ -57,12 +57,12 @@ def _sizeof(arg: Any) -> int:
     return _STATUS_BYTES if issubclass(kind, Status) else _HANDLE_BYTES
 
 
-def _addressof(arg: Any) -> NoReturn:  # noqa: ARG001
+def _addressof(arg: Any) -> NoReturn:
     """Refused: what lies at an address of a library of MPI is not here."""
     raise refused("unisono.MPI", "_addressof")
 
 
-def _handleof(arg: Any) -> NoReturn:  # noqa: ARG001
+def _handleof(arg: Any) -> NoReturn:
     """Refused: it is the handle of a library of MPI."""
     raise refused("unisono.MPI", "_handleof")
 

@@ -184,13 +184,13 @@ class SideCreation:
 
         return spawn(self._alive(), orders_of(command, args, maxprocs, info, several), root)
 
-    def Accept(self, port_name: str, info: Any = None, root: int = 0) -> Any:  # noqa: ARG002
+    def Accept(self, port_name: str, info: Any = None, root: int = 0) -> Any:
         """Wait for ranks that `Connect` to a port of the root. Returns the communicator with them."""
         from unisono.mpi.meetings import pair
 
         return pair(self._alive(), port_name, root, True)
 
-    def Connect(self, port_name: str, info: Any = None, root: int = 0) -> Any:  # noqa: ARG002
+    def Connect(self, port_name: str, info: Any = None, root: int = 0) -> Any:
         """Meet the ranks that `Accept` at a port. Returns the communicator with them."""
         from unisono.mpi.meetings import pair
 

@@ -312,10 +312,6 @@ class Lane:
         """Receive bytes of a known number into memory."""
         return self._messages.start_receive(room, self.peers[rank], self._tag, WholeReceive, self._places)
 
-    def send_block(self, rank: int, block: Block) -> Operation:
-        """Send items."""
-        return self.send(rank, block.pack())
-
     def receive_block(self, rank: int, block: Block) -> Operation:
         """Receive items."""
         room, where = block.room(), (self.peers[rank], self._tag, BlockReceive, self._places)

@@ -253,14 +253,14 @@ class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.Buffer
 
     # ---- fences
 
-    def Fence(self, assertion: int = 0) -> None:  # noqa: ARG002
+    def Fence(self, assertion: int = 0) -> None:
         """Wait until all ranks come here; all calls before have had their effect."""
         state = self._alive()
         state.call("fence", False)
 
     # ---- between some ranks
 
-    def Start(self, group: Group, assertion: int = 0) -> None:  # noqa: ARG002
+    def Start(self, group: Group, assertion: int = 0) -> None:
         """Wait until each rank of the group has posted for this one."""
         self._begin("started", group, "Start was called without Complete", "start")
 
@@ -272,7 +272,7 @@ class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.Buffer
             raise Exception(constants.ERR_RMA_SYNC, "Complete without Start")
         state.call("complete", ranks)
 
-    def Post(self, group: Group, assertion: int = 0) -> None:  # noqa: ARG002
+    def Post(self, group: Group, assertion: int = 0) -> None:
         """Let the ranks of the group use this rank's memory."""
         self._begin("posted", group, "Post was called without Wait", "post")
 
@@ -308,7 +308,7 @@ class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.Buffer
 
     # ---- locks
 
-    def Lock(self, rank: int, lock_type: int = constants.LOCK_EXCLUSIVE, assertion: int = 0) -> None:  # noqa: ARG002
+    def Lock(self, rank: int, lock_type: int = constants.LOCK_EXCLUSIVE, assertion: int = 0) -> None:
         """Take the lock of a rank, alone or with others."""
         state = self._alive()
         if lock_type not in (constants.LOCK_EXCLUSIVE, constants.LOCK_SHARED):
