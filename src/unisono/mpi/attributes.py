@@ -13,7 +13,9 @@ from unisono.mpi.errors import Exception
 
 
 class _Key(NamedTuple):
-    family: type
+    """family: the class of its objects; None: it was freed while some had values of it."""
+
+    family: type | None
     copy: Any
     delete: Any
     nopython: bool
@@ -43,9 +45,7 @@ class HasAttributes:
     @classmethod
     def Free_keyval(cls, keyval: int) -> int:
         """Release a key; values that are set stay."""
-        if keyval not in _keys or _keys[keyval].family is not cls._family():
-            raise Exception(constants.ERR_KEYVAL, f"there is no key {keyval}")
-        _freed[keyval] = _keys.pop(keyval)
+        _keys[keyval] = cls._known(keyval)._replace(family=None)
         return constants.KEYVAL_INVALID
 
     def Get_attr(self, keyval: int) -> Any:
@@ -59,12 +59,10 @@ class HasAttributes:
     def Set_attr(self, keyval: int, attrval: Any) -> None:
         """Set the value of a key; an old one is deleted first."""
         state = self._alive()
-        self._known(keyval)
+        key = self._known(keyval)
         if keyval in state.attributes:
             self._delete(keyval)
-        if _keys[keyval].nopython:
-            attrval = int(attrval)
-        state.attributes[keyval] = attrval
+        state.attributes[keyval] = int(attrval) if key.nopython else attrval
 
     def Delete_attr(self, keyval: int) -> None:
         """Delete the value of a key."""
@@ -77,15 +75,17 @@ class HasAttributes:
     def _predefined(self) -> dict[int, Any]:
         return {}
 
-    def _known(self, keyval: int) -> None:
-        if keyval not in _keys or _keys[keyval].family is not self._family():
+    @classmethod
+    def _known(cls, keyval: int) -> _Key:
+        if keyval not in _keys or _keys[keyval].family is not cls._family():
             raise Exception(constants.ERR_KEYVAL, f"there is no key {keyval}")
+        return _keys[keyval]
 
     def _delete(self, keyval: int) -> None:
-        key = _keys.get(keyval) or _freed[keyval]
+        delete = _keys[keyval].delete
         try:
-            if callable(key.delete):
-                _called(key.delete, self, keyval, self._state.attributes[keyval])
+            if callable(delete):
+                _called(delete, self, keyval, self._state.attributes[keyval])
         finally:
             del self._state.attributes[keyval]
 
@@ -96,7 +96,7 @@ class HasAttributes:
     def _copy_all(self, state: Any) -> None:
         """Give a duplicate the attributes that its keys copy."""
         for keyval, value in self._state.attributes.items():
-            copy = (_keys.get(keyval) or _freed[keyval]).copy
+            copy = _keys[keyval].copy
             if copy is True:
                 state.attributes[keyval] = value
             elif callable(copy):
@@ -112,7 +112,3 @@ def _called(function: Callable[..., Any], *args: Any) -> Any:
     except builtins.Exception as error:
         traceback.print_exc()
         raise Exception(constants.ERR_OTHER, f"the function of an attribute raised {error!r}") from error
-
-
-_freed: dict[int, _Key] = {}
-"""Keys that were freed while objects had values of them."""

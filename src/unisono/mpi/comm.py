@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from unisono.mpi import constants, object_schedules
+from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.buffers import bytes_of
 from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.collectives import FastCollectives, Prefixes
-from unisono.mpi.comm_state import INTER, CommState, agree, classes
+from unisono.mpi.comm_state import INTER, CommState, agree, classes, handle_of
 from unisono.mpi.errhandler import HasErrhandler
 from unisono.mpi.errors import Exception, last_code, whole
 from unisono.mpi.group import GROUP_EMPTY, Group, group_of
@@ -24,7 +25,7 @@ from unisono.mpi.op import OPS
 from unisono.mpi.point_to_point import PointToPoint
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
 from unisono.mpi.request import Request
-from unisono.mpi.sides import SideCreation
+from unisono.mpi.sides import SideCreation, every
 from unisono.mpi.transport import MOST_TAG, Lane, abort
 
 
@@ -179,13 +180,10 @@ class Comm(
         return made, schedule()
 
     def _agree(self, lane: Lane, payload: Any = None) -> Schedule:
-        exchange = functools.partial(self._all_objects, lane)
-        return agree(exchange, self._alive().contexts, lane.number, payload)
-
-    @staticmethod
-    def _all_objects(lane: Lane, obj: Any) -> Schedule:
-        """The objects of all ranks, of this side first."""
-        return object_schedules.all_gather(lane, obj)
+        """((what the ranks of this side, of the other, have given), a context, which use of it this is)."""
+        state = self._alive()
+        told, *made = yield from agree(functools.partial(every, lane), state.contexts, lane.number, payload)
+        return (told[: state.size], told[state.size :]), *made
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """One communicator for each color; its ranks in the order of `key`. UNDEFINED: none for this rank."""
@@ -195,45 +193,44 @@ class Comm(
         state = self._alive()
         if isinstance(color, int) and color < 0 and color != constants.UNDEFINED:
             raise Exception(constants.ERR_ARG, f"color is {color}")
-        told, context, serial = complete(self._agree(state.lane(), (color, key)))
-        if color == constants.UNDEFINED:
-            state.contexts.give_back(context)
-            return COMM_NULL
-        chosen = sorted((key, rank) for rank, (other, key) in enumerate(told) if other == color)
-        ranks = [state.ranks[rank] for _, rank in chosen]
-        return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+        told, *context = complete(self._agree(state.lane(), (color, key)))
+        sides = [
+            [ranks[rank] for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(side) if c == color)]
+            for side, ranks in zip(told, (state.ranks, state.peers), strict=True)
+        ]
+        return self._new(sides, context, color != constants.UNDEFINED)
 
-    def _new(self, state: CommState) -> Any:
-        state.handler = self._alive().handler
-        return Intracomm._of(state)
+    def _new(self, sides: Sequence[Any], context: Sequence[int], mine: bool = True) -> Any:
+        """A communicator of these sides; COMM_NULL if this rank is not in it, or a side is empty."""
+        state = self._alive()
+        remote = sides[1] if state.remote is not None else None
+        if not mine or remote == [] or not sides[0]:
+            state.contexts.give_back(context[0])
+            return COMM_NULL
+        made = CommState(state.world, state.contexts, sides[0], context[0], context[1], remote)
+        made.handler = state.handler
+        return handle_of(made)
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         """COMM_TYPE_SHARED: the ranks of each host. UNDEFINED: none for this rank."""
         state, split_type, key = self._alive(), whole(split_type, "split_type"), whole(key, "key")
-        if split_type == constants.UNDEFINED:
-            return self._split(constants.UNDEFINED, key)
+        guided = split_type in (constants.COMM_TYPE_HW_GUIDED, constants.COMM_TYPE_RESOURCE_GUIDED)
+        if guided and info and info.get("mpi_hw_resource_type") == "mpi_shared_memory":
+            split_type = constants.COMM_TYPE_SHARED
         if split_type == constants.COMM_TYPE_SHARED:
             return self._split(state.world.group.host_of(state.world.rank), key)
-        if split_type in (constants.COMM_TYPE_HW_GUIDED, constants.COMM_TYPE_RESOURCE_GUIDED):
-            wanted = info.get("mpi_hw_resource_type") if info else None
-            if wanted == "mpi_shared_memory":
-                return self._split(state.world.group.host_of(state.world.rank), key)
-            return self._split(constants.UNDEFINED, key)
-        if split_type == constants.COMM_TYPE_HW_UNGUIDED:
+        if guided or split_type in (constants.UNDEFINED, constants.COMM_TYPE_HW_UNGUIDED):
             return self._split(constants.UNDEFINED, key)
         raise Exception(constants.ERR_ARG, f"there is no type {split_type}")
 
     def Create(self, group: Group) -> Any:
-        """A communicator of the ranks of a group; all ranks call it."""
+        """A communicator of the ranks of a group, of one on each side; all ranks call it."""
         state = self._alive()
         ranks = state.world.ranks_of(group._alive().ranks)
         if any(rank not in state.ranks for rank in ranks):
             raise Exception(constants.ERR_GROUP, "the group has ranks that are not in the communicator")
-        _, context, serial = complete(self._agree(state.lane()))
-        if state.world.rank not in ranks:
-            state.contexts.give_back(context)
-            return COMM_NULL
-        return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+        told, *context = complete(self._agree(state.lane(), None if state.remote is None else ranks))
+        return self._new((ranks, *(side[0] for side in told[1:] if side)), context, state.world.rank in ranks)
 
     def _release(self) -> None:
         self.Free()
@@ -285,8 +282,8 @@ class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
             return COMM_NULL
         ranks = state.world.ranks_of(group._alive().ranks)
         lane = state.lane_of_few(ranks, whole(tag, "tag"))
-        _, context, serial = complete(self._agree(lane))
-        return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+        _, *context = complete(self._agree(lane))
+        return self._new((ranks,), context)
 
     @classmethod
     def Create_from_group(

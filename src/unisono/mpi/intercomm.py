@@ -9,7 +9,7 @@ import numpy as np
 from unisono.mpi import constants, schedules, sides
 from unisono.mpi import object_schedules as objects
 from unisono.mpi.collectives import SUM
-from unisono.mpi.comm import COMM_NULL, COMM_WORLD, Comm, Intracomm, hash_of
+from unisono.mpi.comm import COMM_WORLD, Comm, Intracomm, hash_of
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.group import Group, group_of
 from unisono.mpi.handle import getter
@@ -34,46 +34,13 @@ class Intercomm(Comm):
     Get_remote_size, remote_size = getter("The other side's number of ranks.", lambda state: len(state.peers))
     Get_remote_group, remote_group = getter("Its ranks.", lambda state: group_of(state.world, state.peers))
 
-    def _agree(self, lane: Lane, payload: Any = None) -> Schedule:
-        told, context, serial = yield from super()._agree(lane, payload)
-        own = lane.local.size
-        return (told[:own], told[own:]), context, serial
-
-    @staticmethod
-    def _all_objects(lane: Lane, obj: Any) -> Schedule:
-        mine, theirs = yield from both_sides(lane, obj)
-        return mine + theirs
-
-    def _split(self, color: Any, key: int) -> Any:
-        state = self._alive()
-        sides, context, serial = complete(self._agree(state.lane(), (color, key)))
-        ranks, remote = (
-            [all_ranks[rank] for _, rank in sorted((k, r) for r, (c, k) in enumerate(told) if c == color)]
-            for told, all_ranks in zip(sides, (state.ranks, state.peers), strict=True)
-        )
-        return self._side(state, ranks, remote, context, serial, color != constants.UNDEFINED)
-
-    def Create(self, group: Group) -> Any:
-        """A communicator of a group of each side."""
-        state = self._alive()
-        ranks = state.world.ranks_of(group._alive().ranks)
-        sides, context, serial = complete(self._agree(state.lane(), ranks))
-        mine = state.world.rank in ranks
-        return self._side(state, ranks, sides[1][0], context, serial, mine)
-
-    def _side(self, state: CommState, ranks: Any, remote: Any, context: int, serial: int, mine: bool) -> Any:
-        if not mine or not ranks or not remote:
-            state.contexts.give_back(context)
-            return COMM_NULL
-        return Intercomm._of(CommState(state.world, state.contexts, ranks, context, serial, remote))
-
     def Merge(self, high: bool = False) -> Intracomm:
         """A communicator of both sides; the side that says `high` comes behind."""
         state = self._alive()
-        (mine, theirs), context, serial = complete(self._agree(state.lane(), bool(high)))
+        (mine, theirs), *context = complete(self._agree(state.lane(), bool(high)))
         first = not mine[0] if mine[0] != theirs[0] else state.ranks < state.peers
         ranks = state.ranks + state.peers if first else state.peers + state.ranks
-        return Intracomm._of(CommState(state.world, state.contexts, ranks, context, serial))
+        return Intracomm._of(CommState(state.world, state.contexts, ranks, *context))
 
     @classmethod
     def Create_from_groups(

@@ -54,7 +54,15 @@ class Grid(msgspec.Struct, frozen=True):
         return [one ^ 1 for one in range(number)]
 
 
-class Edges(msgspec.Struct, frozen=True):
+class _Ordered(msgspec.Struct, frozen=True):
+    """A graph."""
+
+    def receive_order(self, number: int) -> list[int]:
+        """Messages are in the order of neighbours."""
+        return list(range(number))
+
+
+class Edges(_Ordered, frozen=True):
     """The topology of a graph communicator: index[i] is the end of rank i's neighbours in `edges`."""
 
     index: tuple[int, ...]
@@ -69,12 +77,8 @@ class Edges(msgspec.Struct, frozen=True):
         """(sources, destinations)."""
         return self.of(rank), self.of(rank)
 
-    def receive_order(self, number: int) -> list[int]:
-        """Messages are in the order of neighbours."""
-        return list(range(number))
 
-
-class OwnEdges(msgspec.Struct, frozen=True):
+class OwnEdges(_Ordered, frozen=True):
     """The topology of a distributed graph: this rank's neighbours."""
 
     sources: tuple[int, ...]
@@ -85,10 +89,6 @@ class OwnEdges(msgspec.Struct, frozen=True):
     def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
         """(sources, destinations)."""
         return list(self.sources), list(self.destinations)
-
-    def receive_order(self, number: int) -> list[int]:
-        """Messages are in the order of neighbours."""
-        return list(range(number))
 
 
 def Compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:

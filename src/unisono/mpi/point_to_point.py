@@ -13,8 +13,8 @@ from unisono.mpi.errors import whole
 from unisono.mpi.handle import method
 from unisono.mpi.message import Message
 from unisono.mpi.message_spec import Block, simple
-from unisono.mpi.progress import Ended, Every, Operation, under_way
-from unisono.mpi.request import Parts, Prequest, Request
+from unisono.mpi.progress import Ended, Every, Operation, Parts, under_way
+from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status, check_status, fill_status
 from unisono.mpi.transport import BlockReceive, truncated
 

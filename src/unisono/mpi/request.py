@@ -10,7 +10,7 @@ from unisono._native import RequestBase
 from unisono.mpi import constants
 from unisono.mpi.errors import Error, Exception, wrong_class
 from unisono.mpi.handle import Handle, State
-from unisono.mpi.progress import Operation, Pause, move_all, under_way
+from unisono.mpi.progress import Operation, Parts, Pause, move_all, under_way
 from unisono.mpi.status import Status, check_status, fill_status
 from unisono.mpi.transport import operation_of
 
@@ -247,30 +247,6 @@ class Request(RequestBase, Handle):
         return ended
 
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
-
-
-class Parts(Operation):
-    """A message of parts under way. start: begins to send or receive the whole."""
-
-    def __init__(self, count: int, start: Callable[[], Operation], sending: bool) -> None:
-        self.count, self._start, self.sending = count, start, sending
-        self._ready: set[int] = set()
-        self._whole = None if sending and count else start()
-
-    def poll(self) -> bool:
-        if not self.done and self._whole is not None and self._whole.poll():
-            self.source, self.tag, self.nbytes = self._whole.source, self._whole.tag, self._whole.nbytes
-            self.done = True
-        return self.done
-
-    def ready(self, parts: Sequence[int]) -> None:
-        """These parts may be sent."""
-        for part in parts:
-            if not self.sending or not 0 <= part < self.count or part in self._ready:
-                raise Exception(constants.ERR_ARG, f"part {part} of {self.count}: wrong, or ready already")
-            self._ready.add(part)
-        if len(self._ready) == self.count and self._whole is None:
-            self._whole = self._start()
 
 
 class Prequest(Request):

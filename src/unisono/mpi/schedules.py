@@ -33,19 +33,11 @@ def barrier(lane: Lane) -> Schedule:
 
 
 def broadcast(lane: Lane, data: Any, root: int) -> Schedule:
-    """A binomial tree; `data` is bytes, as many on every rank."""
-    below = (lane.rank - root) % lane.size
-    step = 1
-    while step < lane.size and not below & step:
-        step *= 2
-    if below:
-        yield [lane.receive((lane.rank - step) % lane.size, data)]
-    sends = []
-    while step > 1:
-        step //= 2
-        if below + step < lane.size:
-            sends.append(lane.send((lane.rank + step) % lane.size, data))
-    yield sends
+    """Down the tree; `data` is bytes, as many on every rank."""
+    parent, children = lane.tree(root)
+    if parent is not None:
+        yield [lane.receive(parent, data)]
+    yield [lane.send(rank, data) for rank in children]
 
 
 def broadcast_block(lane: Lane, block: Block, root: int) -> Schedule:
@@ -75,23 +67,19 @@ def exchange(
 
 
 def reduce(lane: Lane, packed: Any, op: Op, kind: Any, root: int) -> Schedule:
-    """A binomial tree. packed: this rank's items, a copy. Returns the result on the root.
+    """Up the tree. packed: this rank's items, a copy. Returns the result on the root.
 
     An operation that does not commute is reduced to rank 0, which sends the result to the root.
     """
     top = root if op.Is_commutative() else 0
-    below = (lane.rank - top) % lane.size
-    step = 1
-    while step < lane.size:
-        if below & step:
-            yield [lane.send((below - step + top) % lane.size, packed)]
-            break
-        if below + step < lane.size:
-            other = np.empty_like(packed)
-            yield [lane.receive((below + step + top) % lane.size, other)]
-            fold(op, packed, other, kind)
-            packed = other
-        step *= 2
+    parent, children = lane.tree(top)
+    for rank in reversed(children):
+        other = np.empty_like(packed)
+        yield [lane.receive(rank, other)]
+        fold(op, packed, other, kind)
+        packed = other
+    if parent is not None:
+        yield [lane.send(parent, packed)]
     if top != root:
         if lane.rank == top:
             yield [lane.send(root, packed)]

@@ -28,6 +28,14 @@ def both_sides(lane: Lane, obj: Any) -> Schedule:
     return (yield from objects.broadcast(lane.local, (mine, theirs), 0))
 
 
+def every(lane: Lane, obj: Any) -> Schedule:
+    """The objects of all ranks, of this side first."""
+    if lane.local is lane:
+        return (yield from objects.all_gather(lane, obj))
+    mine, theirs = yield from both_sides(lane, obj)
+    return mine + theirs
+
+
 def swap_leaders(lane: Lane, packed: Any, room: Any) -> Schedule:
     """Ranks 0 of both sides exchange bytes."""
     if lane.rank == 0:

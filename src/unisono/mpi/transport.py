@@ -304,6 +304,16 @@ class Lane:
         self.number = messages.context + tag * (MOST_CONTEXTS + 1)
         self.local = self
 
+    def tree(self, root: int) -> tuple[int | None, list[int]]:
+        """(the parent, the children with the largest subtrees first) of this rank in a binomial tree."""
+        below, step = (self.rank - root) % self.size, 1
+        children = []
+        while step < self.size and not below & step:
+            if below + step < self.size:
+                children.append((self.rank + step) % self.size)
+            step *= 2
+        return (self.rank - step) % self.size if below else None, children[::-1]
+
     def send(self, rank: int, data: Any) -> Operation:
         """Send bytes."""
         return self._messages.start_send(data, self.peers[rank], self._tag)

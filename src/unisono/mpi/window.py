@@ -23,7 +23,7 @@ from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.op import OPS, Op
 from unisono.mpi.progress import Ended
 from unisono.mpi.request import Request
-from unisono.mpi.window_memory import Items, WindowState, combine
+from unisono.mpi.window_memory import Items, WindowState, check_elements, combine
 
 _SUM = OPS["SUM"]
 _PLAIN = frozenset("?bBhilqefdFD")
@@ -210,7 +210,7 @@ class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.Buffer
         block = into if origin is None else simple(origin, writable=False)
         if target_rank == constants.PROC_NULL:
             return
-        _check_elements(origin=block, result=into)
+        check_elements(origin=block, result=into)
         self._combine(block, into, target_rank, target_disp, op)
 
     def _fetched_fast(
@@ -245,7 +245,7 @@ class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.Buffer
         into = simple(result, writable=True)
         if target_rank == constants.PROC_NULL:
             return
-        _check_elements(origin=block, compare=old, result=into)
+        check_elements(origin=block, compare=old, result=into)
         items = Items(state, target_rank, block, target_disp)
         former = np.empty(block.nbytes, np.uint8)
         state.call("swap", old.pack(), block.pack(), former, items.home, items.runs[0][0])
@@ -255,8 +255,7 @@ class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.Buffer
 
     def Fence(self, assertion: int = 0) -> None:
         """Wait until all ranks come here; all calls before have had their effect."""
-        state = self._alive()
-        state.call("fence", False)
+        self._alive().call("fence", False)
 
     # ---- between some ranks
 
@@ -347,12 +346,11 @@ class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.Buffer
         """Wait until this rank's calls have had their effect at a rank."""
         state = self._alive()
         if rank != constants.PROC_NULL:
-            state.check(state.native.flush(state.places[rank].home, state.forever), "Flush")
+            state.flush(state.places[rank].home, "Flush")
 
     def Flush_all(self) -> None:
         """The same at all ranks."""
-        state = self._alive()
-        state.check(state.native.flush(None, state.forever), "Flush_all")
+        self._alive().flush(None, "Flush_all")
 
     def Flush_local(self, rank: int) -> None:
         """The buffers of this rank's calls may be used again: they may when a call returns."""
@@ -365,7 +363,7 @@ class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.Buffer
     def Sync(self) -> None:
         """Order this rank's own loads and stores with those of others."""
         state = self._alive()
-        state.check(state.native.flush(state.world.rank, state.forever), "Sync")
+        state.flush(state.world.rank, "Sync")
 
 
 def _with_request(name: str) -> Any:
@@ -390,14 +388,6 @@ def _size(size: int) -> int:
     if whole(size, "size") < 0:
         raise Exception(constants.ERR_SIZE, f"the size is {size}")
     return size
-
-
-def _check_elements(origin: Block, **others: Block) -> None:
-    for name, one in {"origin": origin, **others}.items():
-        if one.count != 1:
-            raise ValueError(f"{name}: expecting a single element, got {one.count}")
-        if one.type is not origin.type:
-            raise ValueError(f"mismatch in origin and {name} MPI datatypes")
 
 
 WIN_NULL = Win()
