@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from unisono.mpi import constants
 from unisono.mpi.errors import Exception
+from unisono.mpi.handle import Handle
 
 
 class _Key(NamedTuple):
@@ -25,12 +26,8 @@ _keys: dict[int, _Key] = {}
 _numbers = itertools.count(0x68000001)
 
 
-class HasAttributes:
+class HasAttributes(Handle):
     """The methods of an object that has attributes."""
-
-    _family: Any
-    _state: Any
-    _alive: Any
 
     @classmethod
     def Create_keyval(

@@ -13,6 +13,7 @@ import numpy as np
 from unisono.mpi import schedules
 from unisono.mpi.buffers import IN_PLACE, in_place
 from unisono.mpi.errors import check_root, exact
+from unisono.mpi.handle import Handle
 from unisono.mpi.message_spec import Block, Blocks, by_types, byte_block, equal, simple, vector
 from unisono.mpi.op import OPS, Op, check_alike, check_type, engine_op
 from unisono.mpi.plan import Plan, forms
@@ -24,10 +25,8 @@ _PLAIN = "bBhilqfd"
 """NumPy's characters of types that need no reading."""
 
 
-class Collectives:
+class Collectives(Handle):
     """The collectives of `Comm`, as those of one side perform them."""
-
-    _state: Any
 
     def _barrier(self, lane: Lane) -> Plan:
         """Wait until every rank has called it."""

@@ -29,10 +29,9 @@ from unisono.mpi.sides import SideCreation, every
 from unisono.mpi.transport import MOST_TAG, Lane, abort
 
 
-class Recovery:
+class Recovery(Handle):
     """The methods of `Comm` about failures."""
 
-    _alive: Any
     _allreduce: Any
     Dup: Any
     Idup: Any
@@ -90,7 +89,6 @@ class Comm(
 ):  # fmt: skip
     """Ranks that communicate."""
 
-    _state: Any
     _null = constants.ERR_COMM
 
     # ---- who it is

@@ -17,10 +17,8 @@ from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.layout import Layout, Type, codes, named
 
 
-class Packing:
+class Packing(Handle):
     """The methods of `Datatype` that pack."""
-
-    _alive: Any
 
     def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
         """Pack items behind `position`; returns the new position."""
@@ -123,8 +121,6 @@ def _checked(name: str, value: Any) -> Any:
 
 class Datatype(HasAttributes, HasName, Packing, Handle):
     """The type of the items of a message."""
-
-    _state: Any
 
     _null = constants.ERR_TYPE
     # ---- what it is

@@ -202,7 +202,6 @@ _SETS = {"mpi://WORLD": COMM_WORLD, "mpi://SELF": COMM_SELF}
 class Session(HasErrhandler, HasBuffer, Handle):
     """A program's view of the process sets: "mpi://WORLD" and "mpi://SELF"."""
 
-    _state: Any
     _null = constants.ERR_SESSION
 
     @classmethod

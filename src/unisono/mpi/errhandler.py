@@ -29,10 +29,8 @@ ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
 )
 
 
-class HasErrhandler:
+class HasErrhandler(Handle):
     """The methods of an object that has an error handler."""
-
-    _alive: Any
 
     @classmethod
     def Create_errhandler(cls, errhandler_fn: Callable[[Any, int], None]) -> Errhandler:

@@ -35,7 +35,6 @@ def _shown(doc: str, read: Callable[[OpenFile], Any]) -> tuple[Any, Any]:
 class File(HasErrhandler, HasInfo, Handle):
     """A file that the ranks of a communicator have opened together."""
 
-    _state: Any
     _null = constants.ERR_FILE
     _null_file: Any = None  # FILE_NULL, whose error handler counts once a file is closed
 

@@ -21,8 +21,6 @@ class Members(State):
 class Group(Handle):
     """An ordered set of ranks."""
 
-    _state: Any
-
     _null = constants.ERR_GROUP
 
     def _new(self, ranks: Sequence[int]) -> Group:

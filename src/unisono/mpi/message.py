@@ -27,7 +27,6 @@ class _Taken(State):
 class Message(Handle):
     """A message that a probe has taken."""
 
-    _state: Any
     _null = constants.ERR_REQUEST
 
     @classmethod

@@ -11,6 +11,7 @@ import msgspec
 from unisono.mpi import constants
 from unisono.mpi.comm_state import classes, handle_of
 from unisono.mpi.errors import Exception, exact
+from unisono.mpi.handle import Handle
 
 PROC_NULL = constants.PROC_NULL
 
@@ -132,10 +133,9 @@ def grid_of(dims: Sequence[int], periods: Any) -> Grid:
     return Grid(sizes, tuple(exact(one, "periods") != 0 for one in periods))
 
 
-class TopologyCreation:
+class TopologyCreation(Handle):
     """The methods of `Intracomm` that add a topology."""
 
-    _alive: Any
     _split: Any
     allgather: Any
     rank: Any

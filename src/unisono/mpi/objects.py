@@ -11,7 +11,7 @@ from unisono.mpi import object_schedules as schedules
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import whole
 from unisono.mpi.fast_objects import Follow
-from unisono.mpi.handle import method
+from unisono.mpi.handle import Handle, method
 from unisono.mpi.pickling import pickle
 from unisono.mpi.point_to_point import MODES, STANDARD, Mode, started
 from unisono.mpi.progress import Ended, Operation, begun, complete, under_way
@@ -20,10 +20,9 @@ from unisono.mpi.status import Status, check_status
 from unisono.mpi.transport import as_bytes, operation_of
 
 
-class ObjectMessages:
+class ObjectMessages(Handle):
     """The messages of `Comm` that carry objects."""
 
-    _alive: Any
     _wait: Any
 
     def _send_object(self, obj: Any, dest: int, tag: int, mode: Mode = STANDARD) -> Operation:
@@ -140,10 +139,9 @@ def collective(doc: str, schedule: Any, fast: Any = None) -> Any:
     return method(doc, call)
 
 
-class ObjectCollectives:
+class ObjectCollectives(Handle):
     """The collectives of `Intracomm` that carry objects."""
 
-    _alive: Any
     Barrier: Any
 
     def barrier(self) -> None:

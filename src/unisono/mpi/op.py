@@ -41,8 +41,6 @@ class _Operation(State):
 class Op(Handle):
     """An operation of reductions. `op(x, y)` applies it to objects."""
 
-    _state: Any
-
     _null = constants.ERR_OP
 
     @classmethod

@@ -10,7 +10,7 @@ from numpy import ndarray
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import whole
-from unisono.mpi.handle import method
+from unisono.mpi.handle import Handle, method
 from unisono.mpi.message import Message
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.progress import Ended, Every, Operation, Parts, under_way
@@ -44,11 +44,8 @@ def started(state: CommState, data: Any, peer: int, tag: int, mode: Mode) -> Ope
     return Ended() if mode.copied else found
 
 
-class PointToPoint:
+class PointToPoint(Handle):
     """The messages of `Comm` that carry buffers."""
-
-    _alive: Any
-    _state: Any
 
     # ---- what calls begin
 

@@ -9,6 +9,7 @@ from unisono.mpi import constants
 from unisono.mpi import object_schedules as objects
 from unisono.mpi.comm_state import CommState, agree, handle_of
 from unisono.mpi.errors import Exception, check_root, whole
+from unisono.mpi.handle import Handle
 from unisono.mpi.op import OPS
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule, complete
@@ -124,10 +125,8 @@ def _leader(state: CommState, peers: CommState, remote_leader: int, tag: int, to
     return Meeting(address or found, first, len(theirs))
 
 
-class SideCreation:
+class SideCreation(Handle):
     """The methods of `Intracomm` that reach other ranks."""
-
-    _alive: Any
 
     def Create_intercomm(self, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0) -> Any:
         """Two communicators whose leaders know each other in `peer_comm`."""

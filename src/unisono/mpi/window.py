@@ -38,7 +38,6 @@ def _plain(x: Any) -> bool:
 class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.BufferExporter):
     """Memory of every rank of a communicator, which all of them use."""
 
-    _state: Any
     _null = constants.ERR_WIN
 
     # ---- new ones; all ranks of the communicator call them
