@@ -12,7 +12,7 @@ import numpy as np
 
 from unisono.mpi import schedules
 from unisono.mpi.buffers import IN_PLACE, in_place
-from unisono.mpi.errors import check_root, exact
+from unisono.mpi.errors import check_root, exact, of_size
 from unisono.mpi.handle import Handle
 from unisono.mpi.message_spec import Block, Blocks, by_types, byte_block, equal, simple, vector
 from unisono.mpi.op import OPS, Op, check_alike, check_type, engine_op
@@ -185,9 +185,7 @@ def _uneven(parts: Any, one: Block, other: Block | None) -> bool:
 
 
 def _check_counts(counts: list[int], lane: Lane, source: Block, target: Block) -> None:
-    if len(counts) != lane.size:
-        raise ValueError(f"expecting {lane.size} items, got {len(counts)}")
-    if counts[lane.rank] > target.count:
+    if of_size(counts, lane.size)[lane.rank] > target.count:
         raise ValueError(f"mismatch in receive count {target.count} and recvcounts {counts[lane.rank]}")
     if sum(counts) != source.count and source is not target:
         raise ValueError(f"mismatch in send count {source.count} and sum(recvcounts) {sum(counts)}")

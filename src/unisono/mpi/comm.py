@@ -20,7 +20,7 @@ from unisono.mpi.group import GROUP_EMPTY, Group, group_of
 from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.info import HasInfo, Info
 from unisono.mpi.neighbourhoods import TopologyCreation
-from unisono.mpi.objects import ObjectCollectives, ObjectMessages
+from unisono.mpi.objects import Objects
 from unisono.mpi.op import OPS
 from unisono.mpi.point_to_point import PointToPoint
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
@@ -29,63 +29,9 @@ from unisono.mpi.sides import SideCreation, every
 from unisono.mpi.transport import MOST_TAG, Lane, abort
 
 
-class Recovery(Handle):
-    """The methods of `Comm` about failures."""
-
-    _allreduce: Any
-    Dup: Any
-    Idup: Any
-
-    def Get_failed(self) -> Group:
-        """The ranks that have failed: none."""
-        self._alive()
-        return Group(GROUP_EMPTY)
-
-    def Ack_failed(self, num_to_ack: int | None = None) -> int:
-        """How many failed ranks the program knows of: 0."""
-        self._alive()
-        return 0
-
-    def Agree(self, flag: int) -> int:
-        """The bits that all ranks have set."""
-        bits = np.array([flag], np.int32)
-        complete(self._agreement(bits))
-        return int(bits[0])
-
-    def Iagree(self, flag: Any) -> Request:
-        """See `Agree`; the result is left in the buffer."""
-        raw = bytes_of(flag, writable=True)[0]
-        if raw.size != np.dtype(np.int32).itemsize:
-            raise ValueError(f"flag: {raw.size} bytes, expected those of one int")
-        return Request._for(ScheduleRun(self._agreement(raw.view(np.int32))))
-
-    def _agreement(self, bits: Any) -> Schedule:
-        found: Schedule = self._allreduce(
-            self._alive().lane_of_agreement(), bits.copy(), bits, OPS["BAND"]
-        ).schedule
-        return found
-
-    def Shrink(self) -> Any:
-        """A communicator of the ranks that have not failed: all."""
-        return self.Dup()
-
-    def Ishrink(self) -> tuple[Any, Request]:
-        """See `Shrink`."""
-        return self.Idup()
-
-    def Revoke(self) -> None:
-        """Not there."""
-        raise NotImplementedError("Revoke: a fault ends every operation of the job; see unisono.Group.shrink")
-
-    def Is_revoked(self) -> bool:
-        """False: see `Revoke`."""
-        self._alive()
-        return False
-
-
 class Comm(
-    FastCollectives, ObjectCollectives, PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer,
-    HasName, HasInfo, Recovery, Handle,
+    FastCollectives, Objects, PointToPoint, HasAttributes, HasErrhandler, HasBuffer,
+    HasName, HasInfo, Handle,
 ):  # fmt: skip
     """Ranks that communicate."""
 
@@ -264,6 +210,54 @@ class Comm(
         from unisono.mpi.meetings import join
 
         return join(COMM_SELF._alive(), whole(fd, "fd"))
+
+    # ---- failures
+
+    def Get_failed(self) -> Group:
+        """The ranks that have failed: none."""
+        self._alive()
+        return Group(GROUP_EMPTY)
+
+    def Ack_failed(self, num_to_ack: int | None = None) -> int:
+        """How many failed ranks the program knows of: 0."""
+        self._alive()
+        return 0
+
+    def Agree(self, flag: int) -> int:
+        """The bits that all ranks have set."""
+        bits = np.array([flag], np.int32)
+        complete(self._agreement(bits))
+        return int(bits[0])
+
+    def Iagree(self, flag: Any) -> Request:
+        """See `Agree`; the result is left in the buffer."""
+        raw = bytes_of(flag, writable=True)[0]
+        if raw.size != np.dtype(np.int32).itemsize:
+            raise ValueError(f"flag: {raw.size} bytes, expected those of one int")
+        return Request._for(ScheduleRun(self._agreement(raw.view(np.int32))))
+
+    def _agreement(self, bits: Any) -> Schedule:
+        found: Schedule = self._allreduce(
+            self._alive().lane_of_agreement(), bits.copy(), bits, OPS["BAND"]
+        ).schedule
+        return found
+
+    def Shrink(self) -> Any:
+        """A communicator of the ranks that have not failed: all."""
+        return self.Dup()
+
+    def Ishrink(self) -> tuple[Any, Request]:
+        """See `Shrink`."""
+        return self.Idup()
+
+    def Revoke(self) -> None:
+        """Not there."""
+        raise NotImplementedError("Revoke: a fault ends every operation of the job; see unisono.Group.shrink")
+
+    def Is_revoked(self) -> bool:
+        """False: see `Revoke`."""
+        self._alive()
+        return False
 
 
 class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):

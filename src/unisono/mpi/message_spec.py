@@ -13,7 +13,7 @@ import numpy as np
 from unisono.mpi import constants
 from unisono.mpi.buffers import BOTTOM, at_address, bytes_of, is_buffer
 from unisono.mpi.datatype import Datatype
-from unisono.mpi.errors import Exception, exact
+from unisono.mpi.errors import Exception, exact, of_size
 from unisono.mpi.layout import Type, codes
 from unisono.mpi.named_types import NAMED
 
@@ -294,10 +294,7 @@ def by_types(message: Any, size: int, *, writable: bool) -> Blocks:
 
 
 def _types(types: Any, size: int) -> list[Datatype]:
-    found = [_datatype(one) for one in types]
-    if len(found) != size:
-        raise ValueError(f"expecting {size} items, got {len(found)}")
-    return found
+    return of_size([_datatype(one) for one in types], size)  # type: ignore[no-any-return]
 
 
 def _is_number(x: Any) -> bool:
@@ -305,9 +302,7 @@ def _is_number(x: Any) -> bool:
 
 
 def _listed(numbers: Sequence[int], size: int) -> list[int]:
-    found = [exact(one, "message: counts and displacements") for one in numbers]
-    if len(found) != size:
-        raise ValueError(f"expecting {size} items, got {len(found)}")
+    found: list[int] = of_size([exact(one, "message: counts and displacements") for one in numbers], size)
     return found
 
 

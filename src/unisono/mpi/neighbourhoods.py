@@ -10,7 +10,7 @@ import msgspec
 
 from unisono.mpi import constants
 from unisono.mpi.comm_state import classes, handle_of
-from unisono.mpi.errors import Exception, exact
+from unisono.mpi.errors import Exception, exact, of_size
 from unisono.mpi.handle import Handle
 
 PROC_NULL = constants.PROC_NULL
@@ -126,8 +126,7 @@ def grid_of(dims: Sequence[int], periods: Any) -> Grid:
     sizes = tuple(exact(one, "dims") for one in ([dims] if isinstance(dims, int) else dims))
     if periods is None or isinstance(periods, bool):
         periods = [bool(periods)] * len(sizes)
-    if len(periods) != len(sizes):
-        raise ValueError(f"expecting {len(sizes)} items, got {len(periods)}")
+    of_size(periods, len(sizes))
     if any(one < 1 for one in sizes):
         raise Exception(constants.ERR_DIMS, f"a grid {list(sizes)}")
     return Grid(sizes, tuple(exact(one, "periods") != 0 for one in periods))
@@ -224,7 +223,5 @@ def _weights(weights: Any, number: int) -> tuple[int, ...]:
         if number and weights == constants.WEIGHTS_EMPTY:
             raise ValueError("WEIGHTS_EMPTY, but there are edges")
         return (0,) * number
-    found = _numbers(weights or (), "weights")
-    if len(found) != number:
-        raise ValueError(f"expecting {number} items, got {len(found)}")
+    found: tuple[int, ...] = of_size(_numbers(weights or (), "weights"), number)
     return found

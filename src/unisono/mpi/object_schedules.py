@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from unisono.mpi.errors import check_root
+from unisono.mpi.errors import check_root, of_size
 from unisono.mpi.op import OPS, check_function
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule
@@ -130,7 +130,5 @@ def _prefixes(lane: Lane, obj: Any, op: Any, known: Any) -> Schedule:
 
 def one_for_each(objs: Sequence[Any] | None, size: int) -> list[Any]:
     """The objects of a list, of which each rank gets one."""
-    found = [None] * size if objs is None else list(objs)
-    if len(found) != size:
-        raise ValueError(f"expecting {size} items, got {len(found)}")
+    found: list[Any] = of_size([None] * size if objs is None else list(objs), size)
     return found

@@ -20,10 +20,32 @@ from unisono.mpi.status import Status, check_status
 from unisono.mpi.transport import as_bytes, operation_of
 
 
-class ObjectMessages(Handle):
-    """The messages of `Comm` that carry objects."""
+def collective(doc: str, schedule: Any, fast: Any = None) -> Any:
+    """A collective of objects: what `schedule(lane, ...)` returns. fast: the same by the engine's packets."""
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        state = self._state or self._alive()
+        if fast is not None and (group := state.group or state.engine_group()) is not None:
+            try:
+                return fast(state, group, *args, **options)
+            except Follow as follow:
+                options["known"] = follow.known
+        made = state.planned(lambda lane: begun(schedule(lane, *args, **options)))
+        state.calls += fast is not None
+        return complete(made)
+
+    call.__name__ = "<lambda>"
+    lane, *others = inspect.signature(schedule).parameters.values()
+    theirs = [one for one in others if one.kind is not one.KEYWORD_ONLY]
+    call.__signature__ = inspect.Signature([lane.replace(name="self"), *theirs])  # type: ignore[attr-defined]
+    return method(doc, call)
+
+
+class Objects(Handle):
+    """The messages and collectives of `Comm` that carry objects."""
 
     _wait: Any
+    Barrier: Any
 
     def _send_object(self, obj: Any, dest: int, tag: int, mode: Mode = STANDARD) -> Operation:
         state = self._alive()
@@ -96,53 +118,7 @@ class ObjectMessages(Handle):
         sending.block()
         return found
 
-
-def _sends(letter: str, mode: Mode) -> dict[str, Any]:
-    """The sends of a mode by their names."""
-
-    def begin(self: ObjectMessages, obj: Any, dest: int, tag: int) -> Operation:
-        return self._send_object(obj, dest, tag, mode)
-
-    name = f"{letter}send"
-    return {
-        name: method(mode.doc, lambda self, obj, dest, tag=0: begin(self, obj, dest, tag).block()),
-        f"i{name}": method(
-            f"See `{name}`.", lambda self, obj, dest, tag=0: Request._for(begin(self, obj, dest, tag))
-        ),
-    }
-
-
-for _letter in ("", "s", "b"):
-    for _name, _body in _sends(_letter, MODES[_letter]).items():
-        if _name not in vars(ObjectMessages):
-            setattr(ObjectMessages, _name, _body)
-
-
-def collective(doc: str, schedule: Any, fast: Any = None) -> Any:
-    """A collective of objects: what `schedule(lane, ...)` returns. fast: the same by the engine's packets."""
-
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        state = self._state or self._alive()
-        if fast is not None and (group := state.group or state.engine_group()) is not None:
-            try:
-                return fast(state, group, *args, **options)
-            except Follow as follow:
-                options["known"] = follow.known
-        made = state.planned(lambda lane: begun(schedule(lane, *args, **options)))
-        state.calls += fast is not None
-        return complete(made)
-
-    call.__name__ = "<lambda>"
-    lane, *others = inspect.signature(schedule).parameters.values()
-    theirs = [one for one in others if one.kind is not one.KEYWORD_ONLY]
-    call.__signature__ = inspect.Signature([lane.replace(name="self"), *theirs])  # type: ignore[attr-defined]
-    return method(doc, call)
-
-
-class ObjectCollectives(Handle):
-    """The collectives of `Intracomm` that carry objects."""
-
-    Barrier: Any
+    # ---- collectives
 
     def barrier(self) -> None:
         """Wait until every rank has called it."""
@@ -163,3 +139,24 @@ class ObjectCollectives(Handle):
     exscan = collective(
         "The same of the ranks below this one; None on rank 0.", schedules.exscan, fast_calls.exscan
     )
+
+
+def _sends(letter: str, mode: Mode) -> dict[str, Any]:
+    """The sends of a mode by their names."""
+
+    def begin(self: Objects, obj: Any, dest: int, tag: int) -> Operation:
+        return self._send_object(obj, dest, tag, mode)
+
+    name = f"{letter}send"
+    return {
+        name: method(mode.doc, lambda self, obj, dest, tag=0: begin(self, obj, dest, tag).block()),
+        f"i{name}": method(
+            f"See `{name}`.", lambda self, obj, dest, tag=0: Request._for(begin(self, obj, dest, tag))
+        ),
+    }
+
+
+for _letter in ("", "s", "b"):
+    for _name, _body in _sends(_letter, MODES[_letter]).items():
+        if _name not in vars(Objects):
+            setattr(Objects, _name, _body)

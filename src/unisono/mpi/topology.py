@@ -8,7 +8,7 @@ from typing import Any
 from unisono.mpi import constants, object_schedules, schedules
 from unisono.mpi.comm import Intracomm
 from unisono.mpi.comm_state import CommState, classes
-from unisono.mpi.errors import Exception, exact, whole
+from unisono.mpi.errors import Exception, exact, of_size, whole
 from unisono.mpi.handle import getter
 from unisono.mpi.message_spec import by_types, equal, repeated, vector
 from unisono.mpi.neighbourhoods import PROC_NULL, Edges, Grid
@@ -54,9 +54,7 @@ class Topocomm(Intracomm):
     def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """Send an object to each neighbour; returns theirs."""
         sources, destinations, order = self._sides()
-        objects = list(sendobj)
-        if len(objects) != len(destinations):
-            raise ValueError(f"expecting {len(destinations)} items, got {len(objects)}")
+        objects = of_size(list(sendobj), len(destinations))
         gives = [(rank, obj) for rank, obj in zip(destinations, objects, strict=True) if rank != PROC_NULL]
         takes = [i for i in order if sources[i] != PROC_NULL]
         lane = self._alive().lane()
@@ -132,9 +130,7 @@ class Cartcomm(Topocomm):
     def Sub(self, remain_dims: Sequence[bool]) -> Cartcomm:
         """The part of the grid along some axes in which this rank is."""
         grid, here = self._grid(), self.coords
-        if len(remain_dims) != len(grid.dims):
-            raise ValueError(f"expecting {len(grid.dims)} items, got {len(remain_dims)}")
-        stays = [axis for axis, keep in enumerate(remain_dims) if keep]
+        stays = [axis for axis, keep in enumerate(of_size(remain_dims, len(grid.dims))) if keep]
         color = str([here[axis] for axis in range(len(here)) if axis not in stays])
         made = self._split(color, self.rank)
         made._state.topology = Grid(
