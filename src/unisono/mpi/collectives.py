@@ -26,7 +26,7 @@ _PLAIN = "bBhilqfd"
 
 
 class Collectives(Handle):
-    """The collectives of `Comm`, as those of one side perform them."""
+    """The collectives of `Comm`; those that move data are of one side and of two."""
 
     def _barrier(self, lane: Lane) -> Plan:
         """Wait until every rank has called it."""
@@ -47,45 +47,45 @@ class Collectives(Handle):
 
     def _gather(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0, *, parts: Any = equal) -> Plan:
         """Gather blocks {sizes} on the root."""
-        root = check_root(root, lane.size)
-        blocks: Any = parts(recvbuf, lane.size, writable=True) if lane.rank == root else None
-        mine = None if blocks is not None and in_place(sendbuf) else simple(sendbuf, writable=False)
-        own = blocks[root] if mine is None else mine
+        at_root, peer = lane.role(root)
+        blocks: Any = parts(recvbuf, lane.size, writable=True) if at_root else None
+        mine = None if peer is None or (at_root and in_place(sendbuf)) else simple(sendbuf, writable=False)
+        there = blocks and blocks[peer or 0]
         schedule = schedules.exchange(
-            lane, [(root, mine)] if mine else [], enumerate(blocks or ()), lane.rank
+            lane, [(peer, mine)] if peer is not None and mine else [], enumerate(blocks or ())
         )
-        if _uneven(parts, own, blocks and blocks[root]):
+        if _uneven(lane, parts, own := mine or there, there):
             return Plan(schedule)
         room, packed = None if blocks is None else blocks.room(), own.pack()
         return Plan(
-            schedule, lambda group, later: group.gather(packed, room, root, async_op=later), blocks, room
+            schedule, lambda group, later: group.gather(packed, room, peer, async_op=later), blocks, room
         )
 
     def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0, *, parts: Any = equal) -> Plan:
         """Give every rank a block of the root, {sizes}."""
-        root = check_root(root, lane.size)
-        blocks: Any = parts(sendbuf, lane.size, writable=False) if lane.rank == root else None
-        mine = None if blocks is not None and in_place(recvbuf) else simple(recvbuf, writable=True)
-        own = blocks[root] if mine is None else mine
+        at_root, peer = lane.role(root)
+        blocks: Any = parts(sendbuf, lane.size, writable=False) if at_root else None
+        mine = None if peer is None or (at_root and in_place(recvbuf)) else simple(recvbuf, writable=True)
+        there = blocks and blocks[peer or 0]
         schedule = schedules.exchange(
-            lane, enumerate(blocks or ()), [(root, mine)] if mine else [], lane.rank
+            lane, enumerate(blocks or ()), [(peer, mine)] if peer is not None and mine else []
         )
-        if _uneven(parts, own, blocks and blocks[root]):
+        if _uneven(lane, parts, own := mine or there, there):
             return Plan(schedule)
         packed = None if blocks is None else blocks.pack()
         room = np.empty(own.nbytes, np.uint8) if mine is None else mine.room()
         return Plan(
-            schedule, lambda group, later: group.scatter(room, packed, root, async_op=later), mine, room
+            schedule, lambda group, later: group.scatter(room, packed, peer, async_op=later), mine, room
         )
 
     def _allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any, *, parts: Any = equal) -> Plan:
         """Gather blocks {sizes} on every rank."""
         blocks = parts(recvbuf, lane.size, writable=True)
-        mine = None if in_place(sendbuf) else simple(sendbuf, writable=False)
+        mine = None if in_place(sendbuf) and not lane.inter else simple(sendbuf, writable=False)
         own = mine or blocks[lane.rank]
-        gives = [(rank, own) for rank in range(lane.size) if mine or rank != lane.rank]
-        schedule = schedules.exchange(lane, gives, enumerate(blocks), lane.rank)
-        if _uneven(parts, blocks[0], own):
+        gives = ((rank, own) for rank in range(lane.size) if mine or rank != lane.rank)
+        schedule = schedules.exchange(lane, gives, enumerate(blocks))
+        if _uneven(lane, parts, blocks[0], own):
             return Plan(schedule)
         room, packed, call = blocks.room(), own.pack(), "all_gather" if parts is equal else "all_gather_v"
         return Plan(
@@ -95,9 +95,10 @@ class Collectives(Handle):
     def _alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any, *, parts: Any = equal) -> Plan:
         """Send block i to rank i; blocks are {sizes}."""
         incoming: Blocks = parts(recvbuf, lane.size, writable=True)
-        outgoing = incoming.copied() if in_place(sendbuf) else parts(sendbuf, lane.size, writable=False)
-        schedule = schedules.exchange(lane, enumerate(outgoing), enumerate(incoming), lane.rank)
-        if _uneven(parts, incoming[0], outgoing[0]):
+        copies = in_place(sendbuf) and not lane.inter
+        outgoing = incoming.copied() if copies else parts(sendbuf, lane.size, writable=False)
+        schedule = schedules.exchange(lane, enumerate(outgoing), enumerate(incoming))
+        if _uneven(lane, parts, incoming[0], outgoing[0]):
             return Plan(schedule)
         room, packed = incoming.room(), outgoing.pack()
         return Plan(
@@ -156,7 +157,7 @@ class Collectives(Handle):
                 blocks = [byte_block(raw, 8 * rank, 8) for rank in range(lane.size)]
                 mine = byte_block(np.array([target.count]).view(np.uint8))
                 gives = ((rank, mine) for rank in range(lane.size))
-                yield from schedules.exchange(lane, gives, enumerate(blocks), lane.rank)
+                yield from schedules.exchange(lane, gives, enumerate(blocks))
                 told = raw.view(np.int64).tolist()
                 _check_counts(told, lane, source, target)
             found = yield from schedules.reduce(lane, packed, op, source.type, 0)
@@ -179,9 +180,9 @@ class Prefixes:
         return _reduced(lane, sendbuf, recvbuf, op, schedules.exscan, None)
 
 
-def _uneven(parts: Any, one: Block, other: Block | None) -> bool:
-    """Whether blocks that must have one size have not, or are empty: nothing for the engine."""
-    return parts is equal and (one.nbytes == 0 or (other is not None and one.nbytes != other.nbytes))
+def _uneven(lane: Lane, parts: Any, one: Any, other: Any) -> bool:
+    """Whether the engine has no call: between sides; of equal blocks that are empty, or are not equal."""
+    return lane.inter or (parts is equal and (one.nbytes == 0 or (other or one).nbytes != one.nbytes))
 
 
 def _check_counts(counts: list[int], lane: Lane, source: Block, target: Block) -> None:

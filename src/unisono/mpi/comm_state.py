@@ -208,7 +208,7 @@ class CommState(State):
         made = Lane(self.hidden, self.peers, self.rank, len(self.peers), self.places, tag)
         if self.remote is not None:
             places = {rank: place for place, rank in enumerate(self.ranks)}
-            made.local = Lane(self.hidden, self.ranks, self.rank, self.size, places, tag)
+            made.inter, made.local = True, Lane(self.hidden, self.ranks, self.rank, self.size, places, tag)
         return made
 
     def lane_of_few(self, ranks: Sequence[int], tag: int) -> Lane:

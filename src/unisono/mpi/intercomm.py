@@ -6,22 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from unisono.mpi import constants, schedules, sides
 from unisono.mpi import object_schedules as objects
+from unisono.mpi import schedules, sides
 from unisono.mpi.collectives import SUM
 from unisono.mpi.comm import COMM_WORLD, Comm, Intracomm, hash_of
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.group import Group, group_of
 from unisono.mpi.handle import getter
-from unisono.mpi.message_spec import equal, repeated, simple
+from unisono.mpi.message_spec import repeated, simple
 from unisono.mpi.objects import collective
 from unisono.mpi.op import Op, check_alike, check_type
 from unisono.mpi.plan import Plan
 from unisono.mpi.progress import Schedule, complete
-from unisono.mpi.sides import both_sides, side_root, swap_leaders
+from unisono.mpi.sides import both_sides, swap_leaders
 from unisono.mpi.transport import Lane
-
-ROOT, PROC_NULL = constants.ROOT, constants.PROC_NULL
 
 
 class Intercomm(Comm):
@@ -65,32 +63,10 @@ class Intercomm(Comm):
     def _bcast(self, lane: Lane, buf: Any, root: int = 0) -> Plan:
         return self._scatter(lane, buf, buf, root, parts=repeated)
 
-    def _gather(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0, *, parts: Any = equal) -> Plan:
-        root = side_root(lane, root)
-        blocks = parts(recvbuf, lane.size, writable=True) if root == ROOT else ()
-        gives = [(root, simple(sendbuf, writable=False))] if root >= 0 else []
-        return Plan(schedules.exchange(lane, gives, enumerate(blocks)))
-
-    def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0, *, parts: Any = equal) -> Plan:
-        root = side_root(lane, root)
-        blocks = parts(sendbuf, lane.size, writable=False) if root == ROOT else ()
-        takes = [(root, simple(recvbuf, writable=True))] if root >= 0 else []
-        return Plan(schedules.exchange(lane, enumerate(blocks), takes))
-
-    def _allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any, *, parts: Any = equal) -> Plan:
-        return self._alltoall(lane, sendbuf, recvbuf, parts=parts, sent=repeated)
-
-    def _alltoall(
-        self, lane: Lane, sendbuf: Any, recvbuf: Any, *, parts: Any = equal, sent: Any = None
-    ) -> Plan:
-        incoming = parts(recvbuf, lane.size, writable=True)
-        outgoing = (sent or parts)(sendbuf, lane.size, writable=False)
-        return Plan(schedules.exchange(lane, enumerate(outgoing), enumerate(incoming)))
-
     def _reduce(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
-        root = side_root(lane, root)
-        if root < 0:
-            takes = [(0, simple(recvbuf, writable=True))] if root == ROOT else []
+        at_root, peer = lane.role(root)
+        if peer is None:
+            takes = [(0, simple(recvbuf, writable=True))] if at_root else []
             return Plan(schedules.exchange(lane, [], takes))
         source = simple(sendbuf, writable=False)
         check_type(op, source.type)
@@ -98,7 +74,7 @@ class Intercomm(Comm):
         def schedule(packed: Any) -> Schedule:
             found = yield from schedules.reduce(lane.local, packed, op, source.type, 0)
             if lane.rank == 0:
-                yield [lane.send(root, found)]
+                yield [lane.send(peer, found)]
 
         return Plan(schedule(source.copied()))
 
@@ -135,14 +111,10 @@ class Intercomm(Comm):
 
         return Plan(schedule(source.copied()))
 
-    # ---- collectives of objects
+    # ---- collectives of objects that one side performs otherwise
 
     barrier = collective("See `Barrier`.", lambda lane: sides.both_sides(lane, None))
     bcast = collective("The object of the root, on the other side; on its own side None.", sides.broadcast)
-    gather = collective("The objects of the other side, on the root.", sides.gather)
-    scatter = collective("Object i of the root's list, on rank i of the other side.", sides.scatter)
-    allgather = collective("The objects of the other side.", sides.all_gather)
-    alltoall = collective("Object i goes to rank i of the other side.", objects.all_to_all)
     reduce = collective("The objects of the other side, reduced, on the root.", sides.reduce)
     allreduce = collective("The objects of the other side, reduced.", sides.all_reduce)
 

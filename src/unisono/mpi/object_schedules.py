@@ -33,40 +33,45 @@ def broadcast(lane: Lane, obj: Any, root: int = 0, *, known: Any = None) -> Sche
 
 def gather(lane: Lane, sendobj: Any, root: int = 0, *, known: Any = None) -> Schedule:
     """Every rank sends to the root, which gets the list."""
-    root, data = check_root(root, lane.size), pickle.dumps(sendobj) if known is None else known[0]
-    sources = range(lane.size) if lane.rank == root else ()
-    found = yield from _exchange(lane, [(root, data)], sources, lane.rank)
-    return found if lane.rank == root else None
+    at_root, peer = lane.role(root)
+    data = pickle.dumps(sendobj) if known is None else known[0]
+    gives = [] if peer is None else [(peer, data)]
+    found = yield from _exchange(lane, gives, range(lane.size) if at_root else ())
+    return found if at_root else None
 
 
 def scatter(lane: Lane, sendobj: Sequence[Any] | None, root: int = 0, *, known: Any = None) -> Schedule:
     """The root sends to every rank."""
+    at_root, peer = lane.role(root)
     data: list[Any] = []
-    if lane.rank == check_root(root, lane.size):
+    if at_root:
         data = [pickle.dumps(obj) for obj in one_for_each(sendobj, lane.size)] if known is None else known
-    return (yield from _exchange(lane, enumerate(data), [root], lane.rank))[0]
+    found = yield from _exchange(lane, enumerate(data), [] if peer is None else [peer])
+    return found[0] if found else None
 
 
 def all_to_all(lane: Lane, sendobj: Sequence[Any], *, known: Any = None) -> Schedule:
     """Object i goes to rank i."""
     data = [pickle.dumps(obj) for obj in one_for_each(sendobj, lane.size)] if known is None else known
-    own = lane.rank if lane.local is lane else -1
-    return _exchange(lane, enumerate(data), range(lane.size), own)
+    return _exchange(lane, enumerate(data), range(lane.size))
 
 
 def all_gather(lane: Lane, sendobj: Any, *, known: Any = None) -> Schedule:
     """Every rank sends its object to all."""
     data = pickle.dumps(sendobj) if known is None else known[0]
-    return _exchange(lane, [(rank, data) for rank in range(lane.size)], range(lane.size), lane.rank)
+    return _exchange(lane, [(rank, data) for rank in range(lane.size)], range(lane.size))
 
 
 def exchange(lane: Lane, outgoing: list[tuple[int, Any]], sources: Sequence[int]) -> Schedule:
     """Send objects to ranks; returns those of other ranks, in the order of `sources`."""
-    return _exchange(lane, [(rank, pickle.dumps(obj)) for rank, obj in outgoing], sources)
+    return _exchange(lane, [(rank, pickle.dumps(obj)) for rank, obj in outgoing], sources, keeps=False)
 
 
-def _exchange(lane: Lane, data: Iterable[tuple[int, Any]], sources: Sequence[int], own: int = -1) -> Schedule:
-    """See `schedules.exchange`; what this rank, `own`, has for itself is not sent."""
+def _exchange(
+    lane: Lane, data: Iterable[tuple[int, Any]], sources: Sequence[int], keeps: bool = True
+) -> Schedule:
+    """See `schedules.exchange`. keeps: what this rank has for itself is not sent."""
+    own = lane.rank if keeps and not lane.inter else -1
     gives = sorted(data, key=lambda pair: (pair[0] - lane.rank) % lane.size)
     waits = [None if rank == own else lane.receive_bytes(rank) for rank in sources]
     yield [one for one in waits if one] + [lane.send_bytes(rank, one) for rank, one in gives if rank != own]

@@ -116,7 +116,8 @@ def _planned(comm: Any, state: Any, method: str, args: Any, options: Any) -> Pla
 def _blocking(method: str, given: dict[str, Any]) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> None:
         state = self._alive()
-        _planned(self, state, method, args, {**given, **options}).run(state)
+        options |= given
+        _planned(self, state, method, args, options).run(state)
 
     return call
 
@@ -124,7 +125,8 @@ def _blocking(method: str, given: dict[str, Any]) -> Any:
 def _immediate(method: str, given: dict[str, Any]) -> Any:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         state = self._alive()
-        return Request._for(_planned(self, state, method, args, {**given, **options}).start(state))
+        options |= given
+        return Request._for(_planned(self, state, method, args, options).start(state))
 
     return call
 

@@ -49,13 +49,17 @@ def broadcast_block(lane: Lane, block: Block, root: int) -> Schedule:
 
 
 def exchange(
-    lane: Lane, outgoing: Iterable[tuple[int, Block]], incoming: Iterable[tuple[int, Block]], own: int = -1
+    lane: Lane,
+    outgoing: Iterable[tuple[int, Block]],
+    incoming: Iterable[tuple[int, Block]],
+    copies: bool = True,
 ) -> Schedule:
-    """Send and receive blocks, nearest ranks first; that of rank `own`, this one, is copied."""
+    """Send and receive blocks, nearest ranks first. copies: not those for this rank itself."""
 
     def distance(pair: tuple[int, Block]) -> int:
         return (pair[0] - lane.rank) % lane.size
 
+    own = lane.rank if copies and not lane.inter else -1
     gives, takes = sorted(outgoing, key=distance), sorted(incoming, key=distance)
     packed = {id(block): block.pack() for _, block in gives}  # a block may go to many ranks
     waits = [lane.receive_block(rank, block) for rank, block in takes if rank != own]
@@ -136,4 +140,4 @@ def scatter_bytes(lane: Lane, whole: Any, sizes: Sequence[int], mine: Any) -> Sc
     """Rank 0 gives every rank so many bytes of `whole`."""
     ends = np.cumsum([0, *sizes]).tolist() if lane.rank == 0 else []
     parts = [byte_block(whole, at, end - at) for at, end in pairwise(ends)]
-    yield from exchange(lane, enumerate(parts), [(0, byte_block(mine))], lane.rank)
+    yield from exchange(lane, enumerate(parts), [(0, byte_block(mine))])

@@ -45,7 +45,7 @@ class Topocomm(Intracomm):
         incoming = parts(recvbuf, len(sources), writable=True)
         takes = [(sources[i], incoming[i]) for i in order if sources[i] != PROC_NULL]
         gives = [pair for pair in zip(destinations, outgoing, strict=True) if pair[0] != PROC_NULL]
-        return Plan(schedules.exchange(lane, gives, takes))
+        return Plan(schedules.exchange(lane, gives, takes, copies=False))
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send one object to all neighbours; returns theirs."""

@@ -23,7 +23,7 @@ from unisono._native import (
 )
 from unisono.engine.memory.buffers import DTYPES
 from unisono.mpi import constants
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Exception, check_root, whole
 from unisono.mpi.message_spec import Block
 from unisono.mpi.progress import Operation, move_all, moving
 
@@ -293,16 +293,27 @@ class Lane:
     """Messages to the ranks of a communicator, or of the other side of an intercommunicator.
 
     rank: of this process, on its side.  size: of the side to which messages go.  peers: its ranks of the
-    world.  local: the lane of this side.  number: of this call, the same on all its ranks.
+    world.  inter: whether that is another side.  local: the lane of this side.  number: of this call, the
+    same on all its ranks.
     """
 
-    __slots__ = ("_messages", "_places", "_tag", "local", "number", "peers", "rank", "size")
+    __slots__ = ("_messages", "_places", "_tag", "inter", "local", "number", "peers", "rank", "size")
 
     def __init__(self, messages: Messages, peers: Any, rank: int, size: int, places: Any, tag: int) -> None:
         self._messages, self.peers, self.rank, self.size = messages, peers, rank, size
         self._places, self._tag = places, tag
         self.number = messages.context + tag * (MOST_CONTEXTS + 1)
-        self.local = self
+        self.inter, self.local = False, self
+
+    def role(self, root: int) -> tuple[bool, int | None]:
+        """(whether this rank is the root, with which rank it exchanges or None).
+
+        root: between two sides it is ROOT on the root itself, and PROC_NULL on its side.
+        """
+        if self.inter and root in (constants.ROOT, constants.PROC_NULL):
+            return whole(root, "root") == constants.ROOT, None
+        root = check_root(root, self.size)
+        return not self.inter and root == self.rank, root
 
     def tree(self, root: int) -> tuple[int | None, list[int]]:
         """(the parent, the children with the largest subtrees first) of this rank in a binomial tree."""
