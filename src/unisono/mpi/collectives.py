@@ -14,7 +14,7 @@ from unisono.mpi import schedules
 from unisono.mpi.buffers import IN_PLACE, in_place
 from unisono.mpi.errors import check_root, exact, of_size
 from unisono.mpi.handle import Handle
-from unisono.mpi.message_spec import Block, Blocks, by_types, byte_block, equal, simple, vector
+from unisono.mpi.message_spec import Block, by_types, byte_block, equal, simple, vector
 from unisono.mpi.op import OPS, Op, check_alike, check_type, engine_op
 from unisono.mpi.plan import Plan, forms
 from unisono.mpi.progress import Schedule
@@ -50,11 +50,13 @@ class Collectives(Handle):
         at_root, peer = lane.role(root)
         blocks: Any = parts(recvbuf, lane.size, writable=True) if at_root else None
         mine = None if peer is None or (at_root and in_place(sendbuf)) else simple(sendbuf, writable=False)
-        there = blocks and blocks[peer or 0]
         schedule = schedules.exchange(
             lane, [(peer, mine)] if peer is not None and mine else [], enumerate(blocks or ())
         )
-        if _uneven(lane, parts, own := mine or there, there):
+        if lane.inter:
+            return Plan(schedule)
+        own = mine or blocks[peer]
+        if parts is equal and (own.nbytes == 0 or (blocks is not None and blocks.each != own.nbytes)):
             return Plan(schedule)
         room, packed = None if blocks is None else blocks.room(), own.pack()
         return Plan(
@@ -66,11 +68,13 @@ class Collectives(Handle):
         at_root, peer = lane.role(root)
         blocks: Any = parts(sendbuf, lane.size, writable=False) if at_root else None
         mine = None if peer is None or (at_root and in_place(recvbuf)) else simple(recvbuf, writable=True)
-        there = blocks and blocks[peer or 0]
         schedule = schedules.exchange(
             lane, enumerate(blocks or ()), [(peer, mine)] if peer is not None and mine else []
         )
-        if _uneven(lane, parts, own := mine or there, there):
+        if lane.inter:
+            return Plan(schedule)
+        own = mine or blocks[peer]
+        if parts is equal and (own.nbytes == 0 or (blocks is not None and blocks.each != own.nbytes)):
             return Plan(schedule)
         packed = None if blocks is None else blocks.pack()
         room = np.empty(own.nbytes, np.uint8) if mine is None else mine.room()
@@ -85,7 +89,7 @@ class Collectives(Handle):
         own = mine or blocks[lane.rank]
         gives = ((rank, own) for rank in range(lane.size) if mine or rank != lane.rank)
         schedule = schedules.exchange(lane, gives, enumerate(blocks))
-        if _uneven(lane, parts, blocks[0], own):
+        if lane.inter or (parts is equal and (blocks.each == 0 or blocks.each != own.nbytes)):
             return Plan(schedule)
         room, packed, call = blocks.room(), own.pack(), "all_gather" if parts is equal else "all_gather_v"
         return Plan(
@@ -94,11 +98,11 @@ class Collectives(Handle):
 
     def _alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any, *, parts: Any = equal) -> Plan:
         """Send block i to rank i; blocks are {sizes}."""
-        incoming: Blocks = parts(recvbuf, lane.size, writable=True)
+        incoming = parts(recvbuf, lane.size, writable=True)
         copies = in_place(sendbuf) and not lane.inter
-        outgoing = incoming.copied() if copies else parts(sendbuf, lane.size, writable=False)
+        outgoing = incoming.twin() if copies else parts(sendbuf, lane.size, writable=False)
         schedule = schedules.exchange(lane, enumerate(outgoing), enumerate(incoming))
-        if _uneven(lane, parts, incoming[0], outgoing[0]):
+        if lane.inter or (parts is equal and (incoming.each == 0 or incoming.each != outgoing.each)):
             return Plan(schedule)
         room, packed = incoming.room(), outgoing.pack()
         return Plan(
@@ -178,11 +182,6 @@ class Prefixes:
     def _exscan(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
         """Reduce over the ranks below this one; nothing changes on rank 0."""
         return _reduced(lane, sendbuf, recvbuf, op, schedules.exscan, None)
-
-
-def _uneven(lane: Lane, parts: Any, one: Any, other: Any) -> bool:
-    """Whether the engine has no call: between sides; of equal blocks that are empty, or are not equal."""
-    return lane.inter or (parts is equal and (one.nbytes == 0 or (other or one).nbytes != one.nbytes))
 
 
 def _check_counts(counts: list[int], lane: Lane, source: Block, target: Block) -> None:

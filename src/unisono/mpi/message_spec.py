@@ -5,7 +5,7 @@ A `Block` is what one message carries: items of one type in a buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,41 +91,51 @@ class Block:
         return packed.copy() if self.dense else packed
 
 
-class Blocks(list[Block]):
-    """A block for each of several ranks. whole: all of them as one, if they are equal and side by side."""
+class EqualBlocks(Block):
+    """Blocks of one size side by side: as one, or by rank. each: bytes of data in one."""
 
-    whole: Block | None = None
+    __slots__ = ("each", "size")
+
+    def __init__(self, raw: Any, start: int, count: int, kind: Type, size: int) -> None:
+        super().__init__(raw, start, count * size, kind)
+        self.size, self.each = size, count * kind.layout.size
+
+    def __getitem__(self, rank: int) -> Block:
+        count = self.count // self.size
+        return self.slice(rank * count, count)
+
+    def __iter__(self) -> Iterator[Block]:
+        return map(self.__getitem__, range(self.size))
+
+    def twin(self) -> EqualBlocks:
+        """Blocks of the same bytes, not in their own memory."""
+        return EqualBlocks(self.copied(), 0, self.each, EMPTY.type, self.size)
+
+
+class Blocks(list[Block]):
+    """A block for each of several ranks."""
 
     @property
     def dense(self) -> bool:
         """Whether the bytes of each lie side by side."""
-        return all(one.dense for one in self)
+        return False not in [one.type.layout.dense for one in self]
 
-    def pack(self) -> Any:
-        """See `Block.pack`: of all as one, or a list."""
-        return [one.pack() for one in self] if self.whole is None else self.whole.pack()
+    def pack(self) -> list[Any]:
+        """See `Block.pack`, of each."""
+        return [one.pack() for one in self]
 
-    def room(self) -> Any:
-        """See `Block.room`."""
-        return [one.room() for one in self] if self.whole is None else self.whole.room()
+    def room(self) -> list[Any]:
+        """See `Block.room`, of each."""
+        return [one.room() for one in self]
 
-    def fill(self, room: Any) -> None:
-        """See `Block.fill`; room: from `room`."""
-        for one, packed in zip(self, room, strict=True) if self.whole is None else ((self.whole, room),):
+    def fill(self, rooms: list[Any]) -> None:
+        """See `Block.fill`, of each."""
+        for one, packed in zip(self, rooms, strict=True):
             one.fill(packed)
 
-    def copied(self) -> Blocks:
-        """Blocks of the same bytes, not in their own memory."""
-        if self.whole is None:
-            return Blocks(map(byte_block, (one.copied() for one in self)))
-        return _sliced(byte_block(self.whole.copied()), len(self))
-
-
-def _sliced(whole: Block, size: int) -> Blocks:
-    count = whole.count // size if size else 0
-    found = Blocks(whole.slice(number * count, count) for number in range(size))
-    found.whole = whole
-    return found
+    def twin(self) -> Blocks:
+        """See `EqualBlocks.twin`."""
+        return Blocks([byte_block(one.copied()) for one in self])
 
 
 def byte_block(raw: Any, start: int = 0, nbytes: int | None = None) -> Block:
@@ -239,10 +249,10 @@ def _positive_extent(kind: Datatype) -> int:
     return kind.extent
 
 
-def equal(message: Any, size: int, *, writable: bool) -> Blocks:
+def equal(message: Any, size: int, *, writable: bool) -> EqualBlocks:
     """`size` blocks of one size, side by side."""
     first = simple(message, writable=writable, blocks=size)
-    return _sliced(Block(first.raw, first.start, first.count * size, first.type), size)
+    return EqualBlocks(first.raw, first.start, first.count, first.type, size)
 
 
 def repeated(message: Any, size: int, *, writable: bool) -> Blocks:
@@ -272,7 +282,7 @@ def vector(message: Any, size: int, *, writable: bool) -> Blocks:
     if not datatype and not any(counts):
         return Blocks([EMPTY] * size)
     state = datatype._alive()
-    return Blocks(Block(raw, at * state.extent, n, state) for n, at in zip(counts, displs, strict=True))
+    return Blocks([Block(raw, at * state.extent, n, state) for n, at in zip(counts, displs, strict=True)])
 
 
 def by_types(message: Any, size: int, *, writable: bool) -> Blocks:
@@ -290,7 +300,7 @@ def by_types(message: Any, size: int, *, writable: bool) -> Blocks:
     counts = [1] * size if counts is None else _listed(counts, size)
     displs = [0] * size if displs is None else _listed(displs, size)
     states = [one._alive() for one in _types(types, size)]
-    return Blocks(Block(raw, at, n, one) for n, at, one in zip(counts, displs, states, strict=True))
+    return Blocks([Block(raw, at, n, one) for n, at, one in zip(counts, displs, states, strict=True)])
 
 
 def _types(types: Any, size: int) -> list[Datatype]:

@@ -312,7 +312,8 @@ class Lane:
         """
         if self.inter and root in (constants.ROOT, constants.PROC_NULL):
             return whole(root, "root") == constants.ROOT, None
-        root = check_root(root, self.size)
+        if type(root) is not int or not 0 <= root < self.size:
+            root = check_root(root, self.size)
         return not self.inter and root == self.rank, root
 
     def tree(self, root: int) -> tuple[int | None, list[int]]:
