@@ -87,8 +87,7 @@ class Collectives(Handle):
         blocks = parts(recvbuf, lane.size, writable=True)
         mine = None if in_place(sendbuf) and not lane.inter else simple(sendbuf, writable=False)
         own = mine or blocks[lane.rank]
-        gives = ((rank, own) for rank in range(lane.size) if mine or rank != lane.rank)
-        schedule = schedules.exchange(lane, gives, enumerate(blocks))
+        schedule = schedules.exchange(lane, enumerate([own] * lane.size), enumerate(blocks))
         if lane.inter or (parts is equal and (blocks.each == 0 or blocks.each != own.nbytes)):
             return Plan(schedule)
         room, packed, call = blocks.room(), own.pack(), "all_gather" if parts is equal else "all_gather_v"
