@@ -39,6 +39,7 @@ from unisono.mpi.comm import COMM_NULL, COMM_SELF, COMM_WORLD, Comm, Intracomm
 from unisono.mpi.constants import *  # noqa: F403
 from unisono.mpi.datatype import DATATYPE_NULL, Datatype
 from unisono.mpi.environment import (
+    SESSION_NULL,
     Finalize,
     Get_abi_fortran_info,
     Get_abi_info,
@@ -54,6 +55,7 @@ from unisono.mpi.environment import (
     Is_thread_main,
     Pcontrol,
     Query_thread,
+    Session,
     Wtick,
     Wtime,
     get_vendor,
@@ -98,11 +100,10 @@ from unisono.mpi.reflection import (
     _typedict,
 )
 from unisono.mpi.request import REQUEST_NULL, Grequest, Prequest, Request
-from unisono.mpi.runtime_config import rc
-from unisono.mpi.session import SESSION_NULL, Session
 from unisono.mpi.status import Status
 from unisono.mpi.topology import Cartcomm, Distgraphcomm, Graphcomm, Topocomm
 from unisono.mpi.window import WIN_NULL, Win
+from unisono.mpi4py.rc import rc
 
 globals().update(_NAMED)
 globals().update(_OPS)
@@ -131,7 +132,7 @@ def _name_constants() -> None:
 if not _typing.TYPE_CHECKING:  # to a type checker a name that does not exist is an error
 
     def __getattr__(name: str) -> _typing.Any:
-        from unisono.mpi.libraries import refused
+        from unisono.mpi.reflection import refused
 
         raise refused(__name__, name)
 

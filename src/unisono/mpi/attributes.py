@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 from unisono.mpi import constants
 from unisono.mpi.errors import Exception
+from unisono.mpi.handle import Handle
 
 
 class _Key(NamedTuple):
-    family: type
+    """family: the class of its objects; None: it was freed while some had values of it."""
+
+    family: type | None
     copy: Any
     delete: Any
     nopython: bool
@@ -23,20 +26,14 @@ _keys: dict[int, _Key] = {}
 _numbers = itertools.count(0x68000001)
 
 
-class HasAttributes:
+class HasAttributes(Handle):
     """The methods of an object that has attributes."""
-
-    _family: Any
-    _state: Any
-    _alive: Any
 
     @classmethod
     def Create_keyval(
-        cls,
-        copy_fn: Callable[..., Any] | bool | None = None,
-        delete_fn: Callable[..., None] | None = None,
-        nopython: bool = False,
-    ) -> int:
+        cls, copy_fn: Callable[..., Any] | bool | None = None,
+        delete_fn: Callable[..., None] | None = None, nopython: bool = False,
+    ) -> int:  # fmt: skip
         """A new key. copy_fn(object, key, value): the value in a duplicate; None or False: it has none."""
         number = next(_numbers)
         _keys[number] = _Key(cls._family(), copy_fn, delete_fn, nopython)
@@ -45,9 +42,7 @@ class HasAttributes:
     @classmethod
     def Free_keyval(cls, keyval: int) -> int:
         """Release a key; values that are set stay."""
-        if keyval not in _keys or _keys[keyval].family is not cls._family():
-            raise Exception(constants.ERR_KEYVAL, f"there is no key {keyval}")
-        _freed[keyval] = _keys.pop(keyval)
+        _keys[keyval] = cls._known(keyval)._replace(family=None)
         return constants.KEYVAL_INVALID
 
     def Get_attr(self, keyval: int) -> Any:
@@ -61,12 +56,10 @@ class HasAttributes:
     def Set_attr(self, keyval: int, attrval: Any) -> None:
         """Set the value of a key; an old one is deleted first."""
         state = self._alive()
-        self._known(keyval)
+        key = self._known(keyval)
         if keyval in state.attributes:
             self._delete(keyval)
-        if _keys[keyval].nopython:
-            attrval = int(attrval)
-        state.attributes[keyval] = attrval
+        state.attributes[keyval] = int(attrval) if key.nopython else attrval
 
     def Delete_attr(self, keyval: int) -> None:
         """Delete the value of a key."""
@@ -79,15 +72,17 @@ class HasAttributes:
     def _predefined(self) -> dict[int, Any]:
         return {}
 
-    def _known(self, keyval: int) -> None:
-        if keyval not in _keys or _keys[keyval].family is not self._family():
+    @classmethod
+    def _known(cls, keyval: int) -> _Key:
+        if keyval not in _keys or _keys[keyval].family is not cls._family():
             raise Exception(constants.ERR_KEYVAL, f"there is no key {keyval}")
+        return _keys[keyval]
 
     def _delete(self, keyval: int) -> None:
-        key = _keys.get(keyval) or _freed[keyval]
+        delete = _keys[keyval].delete
         try:
-            if callable(key.delete):
-                _called(key.delete, self, keyval, self._state.attributes[keyval])
+            if callable(delete):
+                _called(delete, self, keyval, self._state.attributes[keyval])
         finally:
             del self._state.attributes[keyval]
 
@@ -98,7 +93,7 @@ class HasAttributes:
     def _copy_all(self, state: Any) -> None:
         """Give a duplicate the attributes that its keys copy."""
         for keyval, value in self._state.attributes.items():
-            copy = (_keys.get(keyval) or _freed[keyval]).copy
+            copy = _keys[keyval].copy
             if copy is True:
                 state.attributes[keyval] = value
             elif callable(copy):
@@ -114,7 +109,3 @@ def _called(function: Callable[..., Any], *args: Any) -> Any:
     except builtins.Exception as error:
         traceback.print_exc()
         raise Exception(constants.ERR_OTHER, f"the function of an attribute raised {error!r}") from error
-
-
-_freed: dict[int, _Key] = {}
-"""Keys that were freed while objects had values of them."""

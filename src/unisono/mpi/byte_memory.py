@@ -9,6 +9,7 @@ import numpy as np
 from unisono.mpi import constants
 from unisono.mpi.buffers import BUFFER_AUTOMATIC, BottomType, at_address, bytes_of
 from unisono.mpi.errors import Exception, exact, whole, wrong_class
+from unisono.mpi.handle import Handle
 from unisono.mpi.progress import Ended
 from unisono.mpi.request import Request
 
@@ -93,7 +94,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         view: Any = self.view(np.ndarray).data
         return view.cast(format) if shape is None else view.cast(format, shape)
 
-    def tobytes(self, order: str | None = None) -> bytes:  # noqa: ARG002
+    def tobytes(self, order: str | None = None) -> bytes:
         """A copy of the bytes."""
         return super().tobytes()
 
@@ -136,7 +137,7 @@ def _length(nbytes: int) -> int:
     return nbytes
 
 
-def Alloc_mem(size: int, info: Any = None) -> buffer:  # noqa: ARG001
+def Alloc_mem(size: int, info: Any = None) -> buffer:
     """New memory."""
     return buffer.allocate(size, clear=True)
 
@@ -167,10 +168,8 @@ def Aint_diff(addr1: int, addr2: int) -> int:
     return addr1 - addr2
 
 
-class HasBuffer:
+class HasBuffer(Handle):
     """The methods of an object to which memory for buffered sends can be attached. They need none."""
-
-    _alive: Any
 
     def Attach_buffer(self, buf: Any) -> None:
         """Give memory for buffered sends, which is only kept."""

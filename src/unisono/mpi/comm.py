@@ -3,97 +3,38 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from unisono.mpi import constants, object_schedules
+from unisono.mpi import constants
 from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.buffers import bytes_of
 from unisono.mpi.byte_memory import HasBuffer
-from unisono.mpi.collectives import Prefixes
-from unisono.mpi.comm_state import INTER, CommState, classes
-from unisono.mpi.context import agree
-from unisono.mpi.ending import abort
+from unisono.mpi.collectives import FastCollectives, Prefixes
+from unisono.mpi.comm_state import INTER, CommState, agree, classes, handle_of
 from unisono.mpi.errhandler import HasErrhandler
 from unisono.mpi.errors import Exception, last_code, whole
-from unisono.mpi.fast_collectives import FastCollectives
 from unisono.mpi.group import GROUP_EMPTY, Group, group_of
 from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.info import HasInfo, Info
-from unisono.mpi.lane import Lane
-from unisono.mpi.objects import ObjectCollectives, ObjectMessages
+from unisono.mpi.neighbourhoods import TopologyCreation
+from unisono.mpi.objects import Objects
 from unisono.mpi.op import OPS
 from unisono.mpi.point_to_point import PointToPoint
 from unisono.mpi.progress import Schedule, ScheduleRun, complete
 from unisono.mpi.request import Request
-from unisono.mpi.sides import SideCreation
-from unisono.mpi.topology_creation import TopologyCreation
-from unisono.mpi.transport import MOST_TAG
-
-
-class Recovery:
-    """The methods of `Comm` about failures."""
-
-    _alive: Any
-    _allreduce: Any
-    Dup: Any
-    Idup: Any
-
-    def Get_failed(self) -> Group:
-        """The ranks that have failed: none."""
-        self._alive()
-        return Group(GROUP_EMPTY)
-
-    def Ack_failed(self, num_to_ack: int | None = None) -> int:  # noqa: ARG002
-        """How many failed ranks the program knows of: 0."""
-        self._alive()
-        return 0
-
-    def Agree(self, flag: int) -> int:
-        """The bits that all ranks have set."""
-        bits = np.array([flag], np.int32)
-        complete(self._agreement(bits))
-        return int(bits[0])
-
-    def Iagree(self, flag: Any) -> Request:
-        """See `Agree`; the result is left in the buffer."""
-        raw = bytes_of(flag, writable=True)[0]
-        if raw.size != np.dtype(np.int32).itemsize:
-            raise ValueError(f"flag: {raw.size} bytes, expected those of one int")
-        return Request._for(ScheduleRun(self._agreement(raw.view(np.int32))))
-
-    def _agreement(self, bits: Any) -> Schedule:
-        found: Schedule = self._allreduce(
-            self._alive().lane_of_agreement(), bits.copy(), bits, OPS["BAND"]
-        ).schedule
-        return found
-
-    def Shrink(self) -> Any:
-        """A communicator of the ranks that have not failed: all."""
-        return self.Dup()
-
-    def Ishrink(self) -> tuple[Any, Request]:
-        """See `Shrink`."""
-        return self.Idup()
-
-    def Revoke(self) -> None:
-        """Not there."""
-        raise NotImplementedError("Revoke: a fault ends every operation of the job; see unisono.Group.shrink")
-
-    def Is_revoked(self) -> bool:
-        """False: see `Revoke`."""
-        self._alive()
-        return False
+from unisono.mpi.sides import SideCreation, every
+from unisono.mpi.transport import MOST_TAG, Lane, abort
 
 
 class Comm(
-    FastCollectives, ObjectCollectives, PointToPoint, ObjectMessages, HasAttributes, HasErrhandler, HasBuffer,
-    HasName, HasInfo, Recovery, Handle,
+    FastCollectives, Objects, PointToPoint, HasAttributes, HasErrhandler, HasBuffer,
+    HasName, HasInfo, Handle,
 ):  # fmt: skip
     """Ranks that communicate."""
 
-    _state: Any
     _null = constants.ERR_COMM
 
     # ---- who it is
@@ -104,7 +45,7 @@ class Comm(
         self._state = other._state
 
     @staticmethod
-    def _fits(state: CommState) -> bool:  # noqa: ARG004
+    def _fits(state: CommState) -> bool:
         """Whether this class is one of a communicator's."""
         return True
 
@@ -183,13 +124,10 @@ class Comm(
         return made, schedule()
 
     def _agree(self, lane: Lane, payload: Any = None) -> Schedule:
-        exchange = functools.partial(self._all_objects, lane)
-        return agree(exchange, self._alive().contexts, lane.number, payload)
-
-    @staticmethod
-    def _all_objects(lane: Lane, obj: Any) -> Schedule:
-        """The objects of all ranks, of this side first."""
-        return object_schedules.all_gather(lane, obj)
+        """((what the ranks of this side, of the other, have given), a context, which use of it this is)."""
+        state = self._alive()
+        told, *made = yield from agree(functools.partial(every, lane), state.contexts, lane.number, payload)
+        return (told[: state.size], told[state.size :]), *made
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         """One communicator for each color; its ranks in the order of `key`. UNDEFINED: none for this rank."""
@@ -199,45 +137,44 @@ class Comm(
         state = self._alive()
         if isinstance(color, int) and color < 0 and color != constants.UNDEFINED:
             raise Exception(constants.ERR_ARG, f"color is {color}")
-        told, context, serial = complete(self._agree(state.lane(), (color, key)))
-        if color == constants.UNDEFINED:
-            state.contexts.give_back(context)
-            return COMM_NULL
-        chosen = sorted((key, rank) for rank, (other, key) in enumerate(told) if other == color)
-        ranks = [state.ranks[rank] for _, rank in chosen]
-        return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+        told, *context = complete(self._agree(state.lane(), (color, key)))
+        sides = [
+            [ranks[rank] for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(side) if c == color)]
+            for side, ranks in zip(told, (state.ranks, state.peers), strict=True)
+        ]
+        return self._new(sides, context, color != constants.UNDEFINED)
 
-    def _new(self, state: CommState) -> Any:
-        state.handler = self._alive().handler
-        return Intracomm._of(state)
+    def _new(self, sides: Sequence[Any], context: Sequence[int], mine: bool = True) -> Any:
+        """A communicator of these sides; COMM_NULL if this rank is not in it, or a side is empty."""
+        state = self._alive()
+        remote = sides[1] if state.remote is not None else None
+        if not mine or remote == [] or not sides[0]:
+            state.contexts.give_back(context[0])
+            return COMM_NULL
+        made = CommState(state.world, state.contexts, sides[0], context[0], context[1], remote)
+        made.handler = state.handler
+        return handle_of(made)
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         """COMM_TYPE_SHARED: the ranks of each host. UNDEFINED: none for this rank."""
         state, split_type, key = self._alive(), whole(split_type, "split_type"), whole(key, "key")
-        if split_type == constants.UNDEFINED:
-            return self._split(constants.UNDEFINED, key)
+        guided = split_type in (constants.COMM_TYPE_HW_GUIDED, constants.COMM_TYPE_RESOURCE_GUIDED)
+        if guided and info and info.get("mpi_hw_resource_type") == "mpi_shared_memory":
+            split_type = constants.COMM_TYPE_SHARED
         if split_type == constants.COMM_TYPE_SHARED:
             return self._split(state.world.group.host_of(state.world.rank), key)
-        if split_type in (constants.COMM_TYPE_HW_GUIDED, constants.COMM_TYPE_RESOURCE_GUIDED):
-            wanted = info.get("mpi_hw_resource_type") if info else None
-            if wanted == "mpi_shared_memory":
-                return self._split(state.world.group.host_of(state.world.rank), key)
-            return self._split(constants.UNDEFINED, key)
-        if split_type == constants.COMM_TYPE_HW_UNGUIDED:
+        if guided or split_type in (constants.UNDEFINED, constants.COMM_TYPE_HW_UNGUIDED):
             return self._split(constants.UNDEFINED, key)
         raise Exception(constants.ERR_ARG, f"there is no type {split_type}")
 
     def Create(self, group: Group) -> Any:
-        """A communicator of the ranks of a group; all ranks call it."""
+        """A communicator of the ranks of a group, of one on each side; all ranks call it."""
         state = self._alive()
         ranks = state.world.ranks_of(group._alive().ranks)
         if any(rank not in state.ranks for rank in ranks):
             raise Exception(constants.ERR_GROUP, "the group has ranks that are not in the communicator")
-        _, context, serial = complete(self._agree(state.lane()))
-        if state.world.rank not in ranks:
-            state.contexts.give_back(context)
-            return COMM_NULL
-        return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+        told, *context = complete(self._agree(state.lane(), None if state.remote is None else ranks))
+        return self._new((ranks, *(side[0] for side in told[1:] if side)), context, state.world.rank in ranks)
 
     def _release(self) -> None:
         self.Free()
@@ -274,6 +211,54 @@ class Comm(
 
         return join(COMM_SELF._alive(), whole(fd, "fd"))
 
+    # ---- failures
+
+    def Get_failed(self) -> Group:
+        """The ranks that have failed: none."""
+        self._alive()
+        return Group(GROUP_EMPTY)
+
+    def Ack_failed(self, num_to_ack: int | None = None) -> int:
+        """How many failed ranks the program knows of: 0."""
+        self._alive()
+        return 0
+
+    def Agree(self, flag: int) -> int:
+        """The bits that all ranks have set."""
+        bits = np.array([flag], np.int32)
+        complete(self._agreement(bits))
+        return int(bits[0])
+
+    def Iagree(self, flag: Any) -> Request:
+        """See `Agree`; the result is left in the buffer."""
+        raw = bytes_of(flag, writable=True)[0]
+        if raw.size != np.dtype(np.int32).itemsize:
+            raise ValueError(f"flag: {raw.size} bytes, expected those of one int")
+        return Request._for(ScheduleRun(self._agreement(raw.view(np.int32))))
+
+    def _agreement(self, bits: Any) -> Schedule:
+        found: Schedule = self._allreduce(
+            self._alive().lane_of_agreement(), bits.copy(), bits, OPS["BAND"]
+        ).schedule
+        return found
+
+    def Shrink(self) -> Any:
+        """A communicator of the ranks that have not failed: all."""
+        return self.Dup()
+
+    def Ishrink(self) -> tuple[Any, Request]:
+        """See `Shrink`."""
+        return self.Idup()
+
+    def Revoke(self) -> None:
+        """Not there."""
+        raise NotImplementedError("Revoke: a fault ends every operation of the job; see unisono.Group.shrink")
+
+    def Is_revoked(self) -> bool:
+        """False: see `Revoke`."""
+        self._alive()
+        return False
+
 
 class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
     """Ranks of one side."""
@@ -289,16 +274,12 @@ class Intracomm(TopologyCreation, SideCreation, Prefixes, Comm):
             return COMM_NULL
         ranks = state.world.ranks_of(group._alive().ranks)
         lane = state.lane_of_few(ranks, whole(tag, "tag"))
-        _, context, serial = complete(self._agree(lane))
-        return self._new(CommState(state.world, state.contexts, ranks, context, serial))
+        _, *context = complete(self._agree(lane))
+        return self._new((ranks,), context)
 
     @classmethod
     def Create_from_group(
-        cls,
-        group: Group,
-        stringtag: str = "org.mpi4py",
-        info: Any = None,  # noqa: ARG003
-        errhandler: Any = None,
+        cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None
     ) -> Any:
         """A communicator of the ranks of a group; only they call it."""
         if not group._alive().ranks:

@@ -14,24 +14,21 @@ from unisono.mpi.attributes import HasAttributes
 from unisono.mpi.buffers import bytes_of
 from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.handle import Handle, HasName, getter
-from unisono.mpi.layout import Layout
-from unisono.mpi.type_state import Type, codes, named
+from unisono.mpi.layout import Layout, Type, codes, named
 
 
-class Packing:
+class Packing(Handle):
     """The methods of `Datatype` that pack."""
 
-    _alive: Any
-
-    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:  # noqa: ARG002
+    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
         """Pack items behind `position`; returns the new position."""
         return self._pack(inbuf, outbuf, position, swap=False)
 
-    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:  # noqa: ARG002
+    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
         """Unpack items from `position` on; returns the new position."""
         return self._unpack(inbuf, position, outbuf, swap=False)
 
-    def Pack_size(self, count: int, comm: Any) -> int:  # noqa: ARG002
+    def Pack_size(self, count: int, comm: Any) -> int:
         """The bytes that `count` items need."""
         return whole(count, "count") * self._alive().size
 
@@ -124,8 +121,6 @@ def _checked(name: str, value: Any) -> Any:
 
 class Datatype(HasAttributes, HasName, Packing, Handle):
     """The type of the items of a message."""
-
-    _state: Any
 
     _null = constants.ERR_TYPE
     # ---- what it is

@@ -1,4 +1,4 @@
-"""The start and the end of MPI in this process, and what it says of itself."""
+"""The start and the end of MPI in this process, what it says of itself, and process sets by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ import unisono
 from unisono.engine.base.timeouts import LONGEST_S
 from unisono.engine.environment import env
 from unisono.mpi import constants
+from unisono.mpi.byte_memory import HasBuffer
 from unisono.mpi.comm import COMM_SELF, COMM_WORLD
-from unisono.mpi.comm_state import CommState
-from unisono.mpi.context import PARENT_CONTEXT, SELF_CONTEXT, WORLD_CONTEXT, Contexts
-from unisono.mpi.ending import abort, worlds
+from unisono.mpi.comm_state import PARENT_CONTEXT, SELF_CONTEXT, WORLD_CONTEXT, CommState, Contexts
+from unisono.mpi.errhandler import HasErrhandler
 from unisono.mpi.errors import Exception
+from unisono.mpi.group import Group
+from unisono.mpi.handle import Handle, State
+from unisono.mpi.info import INFO_NULL, Info
 from unisono.mpi.meetings import end_all
 from unisono.mpi.progress import finish_all
-from unisono.mpi.transport import World
+from unisono.mpi.transport import World, abort, worlds
 
 
 class _Life:
@@ -95,7 +98,7 @@ def Finalize() -> None:
 
 
 def _at_exit() -> None:
-    from unisono.mpi.runtime_config import rc
+    from unisono.mpi4py.rc import rc
 
     failed = getattr(sys, "last_type", None) is not None
     if _Life.initialized and not _Life.finalized and not rc._is_no("finalize") and not failed:
@@ -176,24 +179,71 @@ def Get_abi_version() -> tuple[int, int]:
 
 def Get_hw_resource_info() -> Any:
     """Hints about the hardware: none."""
-    from unisono.mpi.info import Info
-
     return Info.Create()
 
 
 def Get_abi_info() -> Any:
     """The sizes of types in bytes, as hints."""
-    from unisono.mpi.info import Info
-
     return Info.Create({f"mpi_{name}_size": "8" for name in ("aint", "count", "offset")})
 
 
 def Get_abi_fortran_info() -> Any:
     """INFO_NULL: there is no Fortran."""
-    from unisono.mpi.info import INFO_NULL
-
     return INFO_NULL
 
 
 def Pcontrol(level: int) -> None:
     """Does nothing."""
+
+
+_SETS = {"mpi://WORLD": COMM_WORLD, "mpi://SELF": COMM_SELF}
+
+
+class Session(HasErrhandler, HasBuffer, Handle):
+    """A program's view of the process sets: "mpi://WORLD" and "mpi://SELF"."""
+
+    _null = constants.ERR_SESSION
+
+    @classmethod
+    def Init(cls, info: Any = None, errhandler: Any = None) -> Session:
+        """A new session."""
+        made: Session = cls._of(State())
+        if errhandler is not None:
+            made.Set_errhandler(errhandler)
+        return made
+
+    Finalize = Handle._free
+
+    def Get_num_psets(self, info: Any = None) -> int:
+        """The number of process sets."""
+        self._alive()
+        return len(_SETS)
+
+    def Get_nth_pset(self, n: int, info: Any = None) -> str:
+        """The name of a process set."""
+        self._alive()
+        if not 0 <= n < len(_SETS):
+            raise Exception(constants.ERR_ARG, f"process set {n} of {len(_SETS)}")
+        return list(_SETS)[n]
+
+    def Get_info(self) -> Info:
+        """Its hints: none."""
+        self._alive()
+        return Info.Create()
+
+    def Get_pset_info(self, pset_name: str) -> Info:
+        """The size of a process set, as a hint."""
+        return Info.Create({"mpi_size": str(self._set(pset_name).size)})
+
+    def Create_group(self, pset_name: str) -> Group:
+        """The ranks of a process set."""
+        return self._set(pset_name).Get_group()
+
+    def _set(self, name: str) -> Any:
+        self._alive()
+        if name not in _SETS:
+            raise Exception(constants.ERR_ARG, f"there is no process set {name!r}")
+        return _SETS[name]
+
+
+SESSION_NULL = Session()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.ending import abort
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
+from unisono.mpi.transport import abort
 
 
 class _Handler(State):
@@ -29,10 +29,8 @@ ERRORS_RETURN, ERRORS_ABORT, ERRORS_ARE_FATAL = (
 )
 
 
-class HasErrhandler:
+class HasErrhandler(Handle):
     """The methods of an object that has an error handler."""
-
-    _alive: Any
 
     @classmethod
     def Create_errhandler(cls, errhandler_fn: Callable[[Any, int], None]) -> Errhandler:

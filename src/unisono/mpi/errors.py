@@ -74,9 +74,8 @@ Exception.__hash__ = lambda self: hash(self.ob_mpi)  # type: ignore[method-assig
 
 def Get_error_class(errorcode: int) -> int:
     """The class of an error code."""
-    if errorcode in _TEXTS:
-        return _classes.get(errorcode, errorcode)
-    raise Exception(constants.ERR_ARG, f"there is no error code {errorcode}")
+    Get_error_string(errorcode)
+    return _classes.get(errorcode, errorcode)
 
 
 def Get_error_string(errorcode: int) -> str:
@@ -153,6 +152,30 @@ def exact(value: Any, name: str) -> int:
         return int(value.__index__())
     except AttributeError:
         raise TypeError(f"{name}: an integer is required, got {type(value).__name__}") from None
+
+
+def of_size(found: Any, size: int) -> Any:
+    """Check the length of an argument.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if len(found) != size:
+        raise ValueError(f"expecting {size} items, got {len(found)}")
+    return found
+
+
+def check_root(root: int, size: int) -> int:
+    """Check the number of a root.
+
+    Raises:
+        Exception: there is no such rank.
+    """
+    if type(root) is not int:
+        root = whole(root, "root")
+    if not 0 <= root < size:
+        raise Exception(constants.ERR_ROOT, f"root is {root}, expected 0..{size - 1}")
+    return root
 
 
 Error = builtins.Exception

@@ -15,8 +15,7 @@ from unisono.engine.group import objects as packets
 from unisono.engine.operations.reduction import ReduceOp
 from unisono.mpi import constants
 from unisono.mpi import object_schedules as schedules
-from unisono.mpi.addresses import check_root
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Exception, check_root
 from unisono.mpi.op import check_function
 from unisono.mpi.pickling import pickle
 from unisono.mpi.plan import finished

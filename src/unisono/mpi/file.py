@@ -35,7 +35,6 @@ def _shown(doc: str, read: Callable[[OpenFile], Any]) -> tuple[Any, Any]:
 class File(HasErrhandler, HasInfo, Handle):
     """A file that the ranks of a communicator have opened together."""
 
-    _state: Any
     _null = constants.ERR_FILE
     _null_file: Any = None  # FILE_NULL, whose error handler counts once a file is closed
 
@@ -70,7 +69,7 @@ class File(HasErrhandler, HasInfo, Handle):
 
     @classmethod
     @guarded
-    def Delete(cls, filename: Any, info: Any = INFO_NULL) -> None:  # noqa: ARG003 (no hint has an effect)
+    def Delete(cls, filename: Any, info: Any = INFO_NULL) -> None:
         """Remove a file that is not open."""
         with classed(os.fsdecode(filename)):
             os.unlink(filename)
@@ -120,13 +119,9 @@ class File(HasErrhandler, HasInfo, Handle):
 
     @guarded
     def Set_view(
-        self,
-        disp: int = 0,
-        etype: Datatype = BYTE,
-        filetype: Datatype | None = None,
-        datarep: str = "native",
-        info: Info = INFO_NULL,  # noqa: ARG002 (no hint has an effect)
-    ) -> None:
+        self, disp: int = 0, etype: Datatype = BYTE, filetype: Datatype | None = None,
+        datarep: str = "native", info: Info = INFO_NULL,
+    ) -> None:  # fmt: skip
         """See the bytes that `filetype` covers, from byte `disp` on, in items of `etype`. Collective."""
         state, filetype = self._open(), etype if filetype is None else filetype
         if disp == constants.DISPLACEMENT_CURRENT and state.amode & constants.MODE_SEQUENTIAL:
@@ -216,7 +211,7 @@ def _begun(file: File, call: str, at: tuple[int, ...], buf: Any) -> None:
     state.split = call, state.access(call, file._block(call, buf), *map(_positive, at))
 
 
-def _ended(file: File, call: str, _at: Any, buf: Any, status: Status | None = None) -> None:  # noqa: ARG001
+def _ended(file: File, call: str, _at: Any, buf: Any, status: Status | None = None) -> None:
     _fill(status, file._open().end(call))  # `begin` has used the buffer
 
 

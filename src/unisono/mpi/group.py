@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from unisono.mpi import constants
-from unisono.mpi.ending import worlds
 from unisono.mpi.errors import Exception, exact, whole
 from unisono.mpi.handle import Handle, State, getter
+from unisono.mpi.transport import worlds
 
 
 class Members(State):
@@ -20,8 +20,6 @@ class Members(State):
 
 class Group(Handle):
     """An ordered set of ranks."""
-
-    _state: Any
 
     _null = constants.ERR_GROUP
 

@@ -61,7 +61,7 @@ class Handle:
     @functools.cache
     def _family(cls) -> type:
         """The class of all handles of this kind, as `Comm` of `Intracomm`."""
-        return next(one for one in cls.__mro__ if Handle in one.__bases__)
+        return next(one for one in cls.__mro__ if "_null" in vars(one))
 
     def _adopt(self, other: Any) -> None:
         self._state = other._state
@@ -178,12 +178,8 @@ def name_methods(cls: type) -> None:
             body.__name__, body.__qualname__ = name, f"{cls.__name__}.{name}"
 
 
-class HasName:
+class HasName(Handle):
     """The methods of a handle whose state has a name that programs set."""
-
-    _state: Any
-    _alive: Any
-    _family: Any
 
     def Get_name(self) -> str:
         """Its name."""

@@ -136,10 +136,9 @@ class Info(Handle, MutableMapping[str, str]):
             self._pairs().clear()
 
 
-class HasInfo:
+class HasInfo(Handle):
     """The methods of an object to which hints are given. None has an effect."""
 
-    _alive: Any
     _hints = property(lambda self: self._alive().info)
 
     def Get_info(self) -> Info:

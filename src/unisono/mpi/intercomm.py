@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from unisono.mpi import constants, schedules, sides
 from unisono.mpi import object_schedules as objects
-from unisono.mpi.collectives import BYTE, SUM, copy_of
-from unisono.mpi.comm import COMM_NULL, COMM_WORLD, Comm, Intracomm, hash_of
+from unisono.mpi import schedules, sides
+from unisono.mpi.collectives import SUM
+from unisono.mpi.comm import COMM_WORLD, Comm, Intracomm, hash_of
 from unisono.mpi.comm_state import INTER, CommState, classes
 from unisono.mpi.group import Group, group_of
 from unisono.mpi.handle import getter
-from unisono.mpi.lane import Lane
-from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
+from unisono.mpi.message_spec import repeated, simple
 from unisono.mpi.objects import collective
 from unisono.mpi.op import Op, check_alike, check_type
 from unisono.mpi.plan import Plan
 from unisono.mpi.progress import Schedule, complete
-from unisono.mpi.sides import both_sides, side_root, swap_leaders
-
-ROOT, PROC_NULL = constants.ROOT, constants.PROC_NULL
+from unisono.mpi.sides import both_sides, swap_leaders
+from unisono.mpi.transport import Lane
 
 
 class Intercomm(Comm):
@@ -36,58 +32,19 @@ class Intercomm(Comm):
     Get_remote_size, remote_size = getter("The other side's number of ranks.", lambda state: len(state.peers))
     Get_remote_group, remote_group = getter("Its ranks.", lambda state: group_of(state.world, state.peers))
 
-    def _agree(self, lane: Lane, payload: Any = None) -> Schedule:
-        told, context, serial = yield from super()._agree(lane, payload)
-        own = lane.local.size
-        return (told[:own], told[own:]), context, serial
-
-    @staticmethod
-    def _all_objects(lane: Lane, obj: Any) -> Schedule:
-        mine, theirs = yield from both_sides(lane, obj)
-        return mine + theirs
-
-    def _split(self, color: Any, key: int) -> Any:
-        state = self._alive()
-        sides, context, serial = complete(self._agree(state.lane(), (color, key)))
-        ranks, remote = (
-            [all_ranks[rank] for _, rank in sorted((k, r) for r, (c, k) in enumerate(told) if c == color)]
-            for told, all_ranks in zip(sides, (state.ranks, state.peers), strict=True)
-        )
-        return self._side(state, ranks, remote, context, serial, color != constants.UNDEFINED)
-
-    def Create(self, group: Group) -> Any:
-        """A communicator of a group of each side."""
-        state = self._alive()
-        ranks = state.world.ranks_of(group._alive().ranks)
-        sides, context, serial = complete(self._agree(state.lane(), ranks))
-        mine = state.world.rank in ranks
-        return self._side(state, ranks, sides[1][0], context, serial, mine)
-
-    def _side(self, state: CommState, ranks: Any, remote: Any, context: int, serial: int, mine: bool) -> Any:
-        if not mine or not ranks or not remote:
-            state.contexts.give_back(context)
-            return COMM_NULL
-        return Intercomm._of(CommState(state.world, state.contexts, ranks, context, serial, remote))
-
     def Merge(self, high: bool = False) -> Intracomm:
         """A communicator of both sides; the side that says `high` comes behind."""
         state = self._alive()
-        (mine, theirs), context, serial = complete(self._agree(state.lane(), bool(high)))
+        (mine, theirs), *context = complete(self._agree(state.lane(), bool(high)))
         first = not mine[0] if mine[0] != theirs[0] else state.ranks < state.peers
         ranks = state.ranks + state.peers if first else state.peers + state.ranks
-        return Intracomm._of(CommState(state.world, state.contexts, ranks, context, serial))
+        return Intracomm._of(CommState(state.world, state.contexts, ranks, *context))
 
     @classmethod
     def Create_from_groups(
-        cls,
-        local_group: Group,
-        local_leader: int,
-        remote_group: Group,
-        remote_leader: int,
-        stringtag: str = "org.mpi4py",
-        info: Any = None,  # noqa: ARG003
-        errhandler: Any = None,
-    ) -> Any:
+        cls, local_group: Group, local_leader: int, remote_group: Group, remote_leader: int,
+        stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None,
+    ) -> Any:  # fmt: skip
         """Two groups, of which only these ranks call it."""
         state = COMM_WORLD._alive()
         local = COMM_WORLD.Create_group(local_group, hash_of(stringtag))
@@ -101,135 +58,65 @@ class Intercomm(Comm):
     # ---- collectives of buffers. root: ROOT on the root, PROC_NULL on its side, its rank on the other one.
 
     def _barrier(self, lane: Lane) -> Plan:
-        """Wait until every rank of the other side has called it."""
         return Plan(both_sides(lane, None))
 
     def _bcast(self, lane: Lane, buf: Any, root: int = 0) -> Plan:
-        """Copy the items of the root to every rank of the other side."""
-        return self._scatter_by(lane, buf, buf, root, _repeated)
-
-    def _gather_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
-        root = side_root(lane, root)
-        if root == ROOT:
-            return _swap(lane, [], enumerate(parts(recvbuf, lane.size, writable=True)))
-        return _swap(lane, [(root, simple(sendbuf, writable=False))] if root != PROC_NULL else [], [])
-
-    def _scatter_by(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int, parts: Any) -> Plan:
-        root = side_root(lane, root)
-        if root == ROOT:
-            return _swap(lane, enumerate(parts(sendbuf, lane.size, writable=False)), [])
-        return _swap(lane, [], [(root, simple(recvbuf, writable=True))] if root != PROC_NULL else [])
-
-    def _gather(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-        """Gather blocks of one size of the other side on the root."""
-        return self._gather_by(lane, sendbuf, recvbuf, root, equal)
-
-    def _scatter(self, lane: Lane, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-        """Give every rank of the other side a block of the root, of one size."""
-        return self._scatter_by(lane, sendbuf, recvbuf, root, equal)
-
-    def _allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Gather blocks of one size of the other side on every rank."""
-        return _exchange(lane, sendbuf, recvbuf, _repeated, equal)
-
-    def _allgatherv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Gather blocks of any sizes of the other side on every rank."""
-        return _exchange(lane, sendbuf, recvbuf, _repeated, vector)
-
-    def _alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Exchange blocks of one size with the other side."""
-        return _exchange(lane, sendbuf, recvbuf, equal, equal)
-
-    def _alltoallv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Exchange blocks of any sizes with the other side."""
-        return _exchange(lane, sendbuf, recvbuf, vector, vector)
-
-    def _alltoallw(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Exchange blocks of any sizes and types with the other side."""
-        return _exchange(lane, sendbuf, recvbuf, by_types, by_types)
+        return self._scatter(lane, buf, buf, root, parts=repeated)
 
     def _reduce(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Plan:
-        """Reduce the items of the other side to the root."""
-        root = side_root(lane, root)
-        if root in (ROOT, PROC_NULL):
-            return _swap(lane, [], [(0, simple(recvbuf, writable=True))] if root == ROOT else [])
+        at_root, peer = lane.role(root)
+        if peer is None:
+            takes = [(0, simple(recvbuf, writable=True))] if at_root else []
+            return Plan(schedules.exchange(lane, [], takes))
         source = simple(sendbuf, writable=False)
         check_type(op, source.type)
-        packed = copy_of(source)
 
-        def schedule() -> Schedule:
+        def schedule(packed: Any) -> Schedule:
             found = yield from schedules.reduce(lane.local, packed, op, source.type, 0)
             if lane.rank == 0:
-                yield [lane.send(root, found)]
+                yield [lane.send(peer, found)]
 
-        return Plan(schedule())
+        return Plan(schedule(source.copied()))
 
     def _allreduce(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-        """Reduce the items of the other side to every rank."""
         target, source = simple(recvbuf, writable=True), simple(sendbuf, writable=False)
         check_alike(source, target)
         check_type(op, source.type)
-        packed = copy_of(source)
 
-        def schedule() -> Schedule:
+        def schedule(packed: Any) -> Schedule:
             found = yield from schedules.reduce(lane.local, packed, op, source.type, 0)
             room = np.empty(target.nbytes, np.uint8)
             yield from swap_leaders(lane, found, room)
             yield from schedules.broadcast(lane.local, room, 0)
             target.fill(room)
 
-        return Plan(schedule())
+        return Plan(schedule(source.copied()))
 
     def _reduce_scatter_block(self, lane: Lane, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-        """Reduce the items of the other side, and give every rank a block of one size."""
         return self._reduce_scatter(lane, sendbuf, recvbuf, None, op)
 
     def _reduce_scatter(
-        self, lane: Lane, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM  # noqa: ARG002
+        self, lane: Lane, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM
     ) -> Plan:  # fmt: skip
-        """Reduce the items of the other side, and give every rank a block of any size."""
         target, source = simple(recvbuf, writable=True), simple(sendbuf, writable=False)
         check_type(op, source.type)
-        packed = copy_of(source)
 
-        def schedule() -> Schedule:
-            sizes = yield from objects.gather(lane.local, target.nbytes, 0)
+        def schedule(packed: Any) -> Schedule:
+            sizes = (yield from objects.gather(lane.local, target.nbytes, 0)) or ()
             found = yield from schedules.reduce(lane.local, packed, op, source.type, 0)
-            room = np.empty(sum(sizes) if lane.rank == 0 else 0, np.uint8)
+            room, mine = np.empty(sum(sizes), np.uint8), np.empty(target.nbytes, np.uint8)
             yield from swap_leaders(lane, found, room)
-            ends = np.cumsum([0, *(sizes or ())]).tolist()
-            parts = [Block(room, at, end - at, BYTE) for at, end in pairwise(ends)]
-            mine = np.empty(target.nbytes, np.uint8)
-            own = Block(mine, 0, mine.size, BYTE)
-            yield from schedules.scatter(lane.local, parts if lane.rank == 0 else None, own, 0)
+            yield from schedules.scatter_bytes(lane.local, room, sizes, mine)
             target.fill(mine)
 
-        return Plan(schedule())
+        return Plan(schedule(source.copied()))
 
-    # ---- collectives of objects
+    # ---- collectives of objects that one side performs otherwise
 
     barrier = collective("See `Barrier`.", lambda lane: sides.both_sides(lane, None))
     bcast = collective("The object of the root, on the other side; on its own side None.", sides.broadcast)
-    gather = collective("The objects of the other side, on the root.", sides.gather)
-    scatter = collective("Object i of the root's list, on rank i of the other side.", sides.scatter)
-    allgather = collective("The objects of the other side.", sides.all_gather)
-    alltoall = collective("Object i goes to rank i of the other side.", objects.all_to_all)
     reduce = collective("The objects of the other side, reduced, on the root.", sides.reduce)
     allreduce = collective("The objects of the other side, reduced.", sides.all_reduce)
-
-
-def _repeated(message: Any, size: int, *, writable: bool) -> list[Block]:
-    """The same items for every rank."""
-    return [simple(message, writable=writable)] * size
-
-
-def _swap(lane: Lane, outgoing: Iterable[tuple[int, Block]], incoming: Iterable[tuple[int, Block]]) -> Plan:
-    return Plan(schedules.exchange(lane, list(outgoing), list(incoming)))
-
-
-def _exchange(lane: Lane, sendbuf: Any, recvbuf: Any, sent: Any, received: Any) -> Plan:
-    incoming = received(recvbuf, lane.size, writable=True)
-    return _swap(lane, enumerate(sent(sendbuf, lane.size, writable=False)), enumerate(incoming))
 
 
 classes[INTER] = Intercomm

@@ -1,4 +1,4 @@
-"""Ranks of two jobs, or of two communicators, that form one more group: ports, their names, sockets.
+"""Ranks of two jobs that form one more group: ports, their names, sockets, and processes that a rank starts.
 
 A rank serves a store, in which all of them meet. The group's ranks are those of one side, then those of the
 other one; an intercommunicator has both.
@@ -11,22 +11,20 @@ import itertools
 import os
 import socket
 import subprocess
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unisono.engine.environment import env
 from unisono.engine.store import PrefixStore, Store, TCPStore
-from unisono.errors import StoreError
+from unisono.errors import RendezvousError, StoreError
 from unisono.mpi import constants, object_schedules
-from unisono.mpi.addresses import check_root
-from unisono.mpi.comm_state import CommState, handle_of
-from unisono.mpi.context import PARENT_CONTEXT, Contexts
-from unisono.mpi.ending import worlds
-from unisono.mpi.errors import Exception
+from unisono.mpi.comm_state import PARENT_CONTEXT, CommState, Contexts, handle_of
+from unisono.mpi.errors import Exception, check_root, whole
 from unisono.mpi.progress import complete
-from unisono.mpi.transport import World
+from unisono.mpi.transport import World, worlds
 
 if TYPE_CHECKING:
     from unisono.engine.store import StoreServer
@@ -38,7 +36,7 @@ served: dict[StoreServer, list[Any]] = {}
 _ports: dict[str, tuple[str, int]] = {}
 
 
-def Open_port(info: Any = None) -> str:  # noqa: ARG001
+def Open_port(info: Any = None) -> str:
     """A new name under which the ranks of this job, or of another one, reach this rank."""
     server = serve(_own())
     name = f"{server.host}:{server.port}"
@@ -52,18 +50,18 @@ def Close_port(port_name: str) -> None:
         raise Exception(constants.ERR_PORT, f"this rank has opened no port {port_name!r}")
 
 
-def Publish_name(service_name: str, port_name: str, info: Any = None) -> None:  # noqa: ARG001
+def Publish_name(service_name: str, port_name: str, info: Any = None) -> None:
     """Tell all ranks of this job the name of a port."""
     _names().set(service_name, port_name.encode())
 
 
-def Unpublish_name(service_name: str, port_name: str, info: Any = None) -> None:  # noqa: ARG001
+def Unpublish_name(service_name: str, port_name: str, info: Any = None) -> None:
     """End `Publish_name`."""
     if not _names().delete_key(service_name):
         raise Exception(constants.ERR_SERVICE, f"nobody has published {service_name!r}")
 
 
-def Lookup_name(service_name: str, info: Any = None) -> str:  # noqa: ARG001
+def Lookup_name(service_name: str, info: Any = None) -> str:
     """The name of a port that a rank of this job has published."""
     if not _names().check([service_name]):
         raise Exception(constants.ERR_NAME, f"nobody has published {service_name!r}")
@@ -204,3 +202,129 @@ def _awaited(place: int, one: subprocess.Popen[bytes], limit_s: float | None) ->
     except subprocess.TimeoutExpired:
         text = f"Finalize: {who} has not ended within UNISONO_TIMEOUT_S={limit_s:g}"
         raise Exception(constants.ERR_SPAWN, text) from None
+
+
+LOOK_S = 0.05
+_LAUNCHERS = (
+    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "UNISONO_STATUS_FD",
+    "UNISONO_REPORT_FD", "UNISONO_ELASTIC", "UNISONO_JOIN",
+)  # fmt: skip
+"""What the launcher tells its own ranks alone."""
+
+
+def spawn(state: CommState, orders: Callable[[], list[tuple[Any, Any, int, Any]]], root: int) -> Any:
+    """(an intercommunicator with the new ranks, how many each order has). orders: asked on the root alone.
+
+    Raises:
+        Exception: a process cannot be started, or has ended before it was a rank.
+    """
+    met = threading.Event()
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> tuple[tuple[str, int], list[int]]:
+        given = orders()
+        _forget_ended()
+        server, counts = serve(state.world), [count for _, _, count, _ in given]
+        served[server] = processes
+        place = f"{server.host}:{server.port}"
+        environ = {name: text for name, text in env.copy().items() if name not in _LAUNCHERS}
+        environ |= {"UNISONO_STORE": place, "MASTER_ADDR": server.host, "MASTER_PORT": str(server.port)}
+        environ |= {"WORLD_SIZE": str(state.size + sum(counts)), "UNISONO_PARENTS": str(state.size)}
+        _start(given, environ, state.size, processes)
+        threading.Thread(target=_watch, args=(processes, server, met), daemon=True).start()
+        return (server.host, server.port), counts
+
+    address, counts = by_root(state, root, start, constants.ERR_SPAWN)
+    try:
+        return meet(state, store_at(address), True, sum(counts)), counts
+    except (StoreError, RendezvousError) as error:
+        text = "a new process did not become a rank"
+        for place, one in enumerate(processes):
+            code = one.poll()
+            if code is not None:
+                text = f"new process {place} (pid {one.pid}) ended with {code} before it was a rank"
+                break
+        _end(processes)
+        raise Exception(constants.ERR_SPAWN, text) from error
+    finally:
+        met.set()
+
+
+def _watch(processes: list[subprocess.Popen[bytes]], server: StoreServer, met: threading.Event) -> None:
+    """A process that ends before all have met ends their meeting."""
+    while not met.wait(LOOK_S):
+        if any(one.poll() is not None for one in processes):
+            server.close()
+            return
+
+
+def _forget_ended() -> None:
+    """End the stores of processes that have ended well."""
+    for server, processes in list(served.items()):
+        if processes and all(one.poll() == 0 for one in processes):
+            del served[server]
+            server.close()
+
+
+def _start(
+    orders: list[tuple[Any, Any, int, Any]], environ: dict[str, str], rank: int, processes: list[Any]
+) -> None:
+    for command, args, count, info in orders:
+        argv = [os.fspath(command), *map(os.fspath, args)]
+        hints = dict(info.items()) if info else {}
+        for _ in range(count):
+            try:
+                one = subprocess.Popen(
+                    argv,
+                    env={**environ, "RANK": str(rank)},
+                    cwd=hints.get("wdir"),
+                    stdin=subprocess.DEVNULL,
+                )
+            except OSError:
+                _end(processes)
+                raise
+            processes.append(one)
+            rank += 1
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for one in processes:
+        one.kill()
+        one.wait()
+    processes.clear()
+
+
+def orders_of(
+    command: Any, args: Any, maxprocs: Any, info: Any, several: bool
+) -> Callable[[], list[tuple[Any, Any, int, Any]]]:
+    """The orders of `Spawn`, or of `Spawn_multiple`. Raises ValueError when it is called."""
+
+    def check() -> list[tuple[Any, Any, int, Any]]:
+        if not several:
+            return [(command, _arguments(args), _count(maxprocs), info)]
+        commands = _each("command", command, None)
+        size = len(commands)
+        every_args = [()] * size if args is None else _each("args", args, size)
+        counts = _each("maxprocs", [maxprocs] * size if isinstance(maxprocs, int) else maxprocs, size)
+        infos = _each("info", info if isinstance(info, list | tuple) else [info] * size, size)
+        parts = zip(commands, map(_arguments, every_args), map(_count, counts), infos, strict=True)
+        return list(parts)
+
+    return check
+
+
+def _each(name: str, given: Any, size: int | None) -> list[Any]:
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != (size or len(given)):
+        raise ValueError(f"{name}: expecting a sequence{f' of {size} items' if size else ''}")
+    return list(given)
+
+
+def _arguments(given: Any) -> Sequence[Any]:
+    return () if given is None else (given,) if isinstance(given, str) else given
+
+
+def _count(given: Any) -> int:
+    found = whole(given, "maxprocs")
+    if found < 1:
+        raise Exception(constants.ERR_ARG, f"maxprocs is {found}")
+    return found

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from unisono.mpi import constants
-from unisono.mpi.addresses import origin
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import Exception
 from unisono.mpi.handle import Handle, State
@@ -28,7 +27,6 @@ class _Taken(State):
 class Message(Handle):
     """A message that a probe has taken."""
 
-    _state: Any
     _null = constants.ERR_REQUEST
 
     @classmethod
@@ -40,7 +38,7 @@ class Message(Handle):
         if source == PROC_NULL:
             fill_status(status, Ended(PROC_NULL))
             return cls(MESSAGE_NO_PROC)
-        operation = state.messages.start_receive_bytes(*origin(state, source, tag), state.places)
+        operation = state.messages.start_receive_bytes(*state.origin(source, tag), state.places)
         operation.block()
         fill_status(status, operation)
         return cls._of(_Taken(operation.value, operation))

@@ -5,7 +5,7 @@ A `Block` is what one message carries: items of one type in a buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ import numpy as np
 from unisono.mpi import constants
 from unisono.mpi.buffers import BOTTOM, at_address, bytes_of, is_buffer
 from unisono.mpi.datatype import Datatype
-from unisono.mpi.errors import Exception, exact
+from unisono.mpi.errors import Exception, exact, of_size
+from unisono.mpi.layout import Type, codes
 from unisono.mpi.named_types import NAMED
-from unisono.mpi.type_state import Type, codes
 
 _BYTE = NAMED["BYTE"]
 
@@ -81,15 +81,66 @@ class Block:
         raw, start = self._memory()
         self.type.layout.unpack(packed, raw, start)
 
-    def items(self) -> Any:
-        """Its items as an array that may be written to, where they lie side by side."""
-        if self.type.dtype is None:
-            return None
-        return self.view().view(self.type.dtype)
-
     def slice(self, first: int, count: int) -> Block:
         """`count` items from one on."""
         return Block(self.raw, self.start + first * self.type.layout.extent, count, self.type)
+
+    def copied(self) -> Any:
+        """Its bytes side by side, not in its own memory."""
+        packed = self.pack()
+        return packed.copy() if self.dense else packed
+
+
+class EqualBlocks(Block):
+    """Blocks of one size side by side: as one, or by rank. each: bytes of data in one."""
+
+    __slots__ = ("each", "size")
+
+    def __init__(self, raw: Any, start: int, count: int, kind: Type, size: int) -> None:
+        super().__init__(raw, start, count * size, kind)
+        self.size, self.each = size, count * kind.layout.size
+
+    def __getitem__(self, rank: int) -> Block:
+        count = self.count // self.size
+        return self.slice(rank * count, count)
+
+    def __iter__(self) -> Iterator[Block]:
+        return map(self.__getitem__, range(self.size))
+
+    def twin(self) -> EqualBlocks:
+        """Blocks of the same bytes, not in their own memory."""
+        return EqualBlocks(self.copied(), 0, self.each, EMPTY.type, self.size)
+
+
+class Blocks(list[Block]):
+    """A block for each of several ranks."""
+
+    @property
+    def dense(self) -> bool:
+        """Whether the bytes of each lie side by side."""
+        return False not in [one.type.layout.dense for one in self]
+
+    def pack(self) -> list[Any]:
+        """See `Block.pack`, of each."""
+        return [one.pack() for one in self]
+
+    def room(self) -> list[Any]:
+        """See `Block.room`, of each."""
+        return [one.room() for one in self]
+
+    def fill(self, rooms: list[Any]) -> None:
+        """See `Block.fill`, of each."""
+        for one, packed in zip(self, rooms, strict=True):
+            one.fill(packed)
+
+    def twin(self) -> Blocks:
+        """See `EqualBlocks.twin`."""
+        return Blocks([byte_block(one.copied()) for one in self])
+
+
+def byte_block(raw: Any, start: int = 0, nbytes: int | None = None) -> Block:
+    """Bytes as a block."""
+    return Block(raw, start, raw.size if nbytes is None else nbytes, EMPTY.type)
 
 
 EMPTY = Block(np.zeros(0, np.uint8), 0, 0, _BYTE._state)
@@ -198,13 +249,18 @@ def _positive_extent(kind: Datatype) -> int:
     return kind.extent
 
 
-def equal(message: Any, size: int, *, writable: bool) -> list[Block]:
+def equal(message: Any, size: int, *, writable: bool) -> EqualBlocks:
     """`size` blocks of one size, side by side."""
     first = simple(message, writable=writable, blocks=size)
-    return [first.slice(number * first.count, first.count) for number in range(size)]
+    return EqualBlocks(first.raw, first.start, first.count, first.type, size)
 
 
-def vector(message: Any, size: int, *, writable: bool) -> list[Block]:
+def repeated(message: Any, size: int, *, writable: bool) -> Blocks:
+    """The same items for every rank."""
+    return Blocks([simple(message, writable=writable)] * size)
+
+
+def vector(message: Any, size: int, *, writable: bool) -> Blocks:
     """`size` blocks, of which each has a count and a displacement in items."""
     buf, counts, displs, kind = _split(message, tuple)
     raw, datatype = _basic(buf, kind, writable)
@@ -224,12 +280,12 @@ def vector(message: Any, size: int, *, writable: bool) -> list[Block]:
     if any(one < 0 for one in counts):
         raise Exception(constants.ERR_COUNT, f"counts are {counts}")
     if not datatype and not any(counts):
-        return [EMPTY] * size
+        return Blocks([EMPTY] * size)
     state = datatype._alive()
-    return [Block(raw, at * state.extent, n, state) for n, at in zip(counts, displs, strict=True)]
+    return Blocks([Block(raw, at * state.extent, n, state) for n, at in zip(counts, displs, strict=True)])
 
 
-def by_types(message: Any, size: int, *, writable: bool) -> list[Block]:
+def by_types(message: Any, size: int, *, writable: bool) -> Blocks:
     """`size` blocks, of which each has a count, a displacement in bytes, and a type."""
     if len(message) not in (2, 3, 4):
         raise ValueError("message: expecting 2 to 4 items")
@@ -244,14 +300,11 @@ def by_types(message: Any, size: int, *, writable: bool) -> list[Block]:
     counts = [1] * size if counts is None else _listed(counts, size)
     displs = [0] * size if displs is None else _listed(displs, size)
     states = [one._alive() for one in _types(types, size)]
-    return [Block(raw, at, n, one) for n, at, one in zip(counts, displs, states, strict=True)]
+    return Blocks([Block(raw, at, n, one) for n, at, one in zip(counts, displs, states, strict=True)])
 
 
 def _types(types: Any, size: int) -> list[Datatype]:
-    found = [_datatype(one) for one in types]
-    if len(found) != size:
-        raise ValueError(f"expecting {size} items, got {len(found)}")
-    return found
+    return of_size([_datatype(one) for one in types], size)  # type: ignore[no-any-return]
 
 
 def _is_number(x: Any) -> bool:
@@ -259,7 +312,9 @@ def _is_number(x: Any) -> bool:
 
 
 def _listed(numbers: Sequence[int], size: int) -> list[int]:
-    found = [exact(one, "message: counts and displacements") for one in numbers]
-    if len(found) != size:
-        raise ValueError(f"expecting {size} items, got {len(found)}")
+    found: list[int] = of_size([exact(one, "message: counts and displacements") for one in numbers], size)
     return found
+
+
+SIZES = {equal: "of one size", vector: "of any sizes", by_types: "of any sizes and types"}
+"""What each of these makes of a message, in words."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from unisono.mpi import constants, layout
 from unisono.mpi.datatype import DATATYPE_NULL, Datatype
-from unisono.mpi.type_state import Type, codes, named
+from unisono.mpi.layout import Type, codes, named
 
 _NAMED = {
     "BYTE": "B", "PACKED": "B", "AINT": "p", "OFFSET": "p", "COUNT": "p", "CHAR": "c", "WCHAR": "i",

@@ -15,8 +15,8 @@ from unisono.mpi.byte_memory import buffer
 from unisono.mpi.datatype import Datatype
 from unisono.mpi.errors import Exception, wrong_class
 from unisono.mpi.handle import Handle, State, getter
+from unisono.mpi.layout import Type
 from unisono.mpi.message_spec import simple
-from unisono.mpi.type_state import Type
 
 _ENGINE_TYPES = "bBhilqfd"
 """NumPy's characters of the types that the engine reduces for every operation."""
@@ -40,8 +40,6 @@ class _Operation(State):
 
 class Op(Handle):
     """An operation of reductions. `op(x, y)` applies it to objects."""
-
-    _state: Any
 
     _null = constants.ERR_OP
 

@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 from numpy import ndarray
 
-from unisono.mpi.addresses import destination, origin
 from unisono.mpi.comm_state import CommState
 from unisono.mpi.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from unisono.mpi.errors import whole
-from unisono.mpi.handle import method
+from unisono.mpi.handle import Handle, method
 from unisono.mpi.message import Message
 from unisono.mpi.message_spec import Block, simple
-from unisono.mpi.partitioned import Parts
-from unisono.mpi.progress import Ended, Every, Operation, under_way
+from unisono.mpi.progress import Ended, Every, Operation, Parts, under_way
 from unisono.mpi.request import Prequest, Request
 from unisono.mpi.status import Status, check_status, fill_status
 from unisono.mpi.transport import BlockReceive, truncated
@@ -46,11 +44,8 @@ def started(state: CommState, data: Any, peer: int, tag: int, mode: Mode) -> Ope
     return Ended() if mode.copied else found
 
 
-class PointToPoint:
+class PointToPoint(Handle):
     """The messages of `Comm` that carry buffers."""
-
-    _alive: Any
-    _state: Any
 
     # ---- what calls begin
 
@@ -59,7 +54,7 @@ class PointToPoint:
         if dest == PROC_NULL:
             whole(tag, "tag")
             return Ended()
-        peer, full = destination(state, dest, tag)
+        peer, full = state.destination(dest, tag)
         return started(state, simple(buf, writable=False).pack(), peer, full, mode)
 
     def _receive(self, buf: Any, source: int, tag: int) -> Operation:
@@ -67,7 +62,7 @@ class PointToPoint:
         if source == PROC_NULL:
             whole(tag, "tag")
             return Ended(PROC_NULL)
-        peer, full = origin(state, source, tag)
+        peer, full = state.origin(source, tag)
         block = simple(buf, writable=True)
         room = block.room()
         return state.messages.start_receive(room, peer, full, BlockReceive, state.places, room, block)
@@ -76,7 +71,8 @@ class PointToPoint:
         """Check the arguments of a call that begins later, or after another one."""
         whole(tag, "tag")
         if rank != PROC_NULL:
-            (origin if writable else destination)(self._alive(), rank, tag)
+            state = self._alive()
+            (state.origin if writable else state.destination)(rank, tag)
             simple(buf, writable=writable)
 
     def _exchange(
@@ -111,7 +107,7 @@ class PointToPoint:
         if dest == PROC_NULL:
             whole(tag, "tag")
             return
-        peer, full = destination(state, dest, tag)
+        peer, full = state.destination(dest, tag)
         state.messages.send(simple(buf, writable=False).pack(), peer, full)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
@@ -156,7 +152,7 @@ class PointToPoint:
         check_status(status)
         plain = type(sendbuf) is ndarray and type(recvbuf) is ndarray and recvbuf.flags.carray
         if plain and state is not None and source != PROC_NULL and not under_way:
-            origin(state, source, recvtag)
+            state.origin(source, recvtag)
             work = state.isend(sendbuf, dest, sendtag, None)
             if work is not None:
                 try:
@@ -192,14 +188,14 @@ class PointToPoint:
         self._check(buf, source, tag, writable=True)
         return Prequest._starting(lambda: self._receive(buf, source, tag))
 
-    def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Prequest:  # noqa: ARG002
+    def Psend_init(self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None) -> Prequest:
         """A message of parts: it is sent when `Prequest.Pready` was called for each."""
         block = _of_parts(buf, partitions, writable=False)
         self._check(block, dest, tag, writable=False)
         return Prequest._starting(lambda: Parts(partitions, lambda: self._send(block, dest, tag), True))
 
     def Precv_init(
-        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Any = None,  # noqa: ARG002
+        self, buf: Any, partitions: int, source: int = ANY_SOURCE, tag: int = ANY_TAG, info: Any = None,
     ) -> Prequest:  # fmt: skip
         """Receives a message of parts."""
         block = _of_parts(buf, partitions, writable=True)
@@ -228,7 +224,7 @@ class PointToPoint:
                 whole(tag, "tag")
                 fill_status(status, Ended(PROC_NULL))
                 return True
-            found = (state.messages.probe if waits else state.messages.look)(*origin(state, source, tag))
+            found = (state.messages.probe if waits else state.messages.look)(*state.origin(source, tag))
         if status is not None and found is not None:
             status._set(state.places[found.source], found.tag, found.nbytes)
         return found is not None

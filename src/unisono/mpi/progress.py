@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from unisono.mpi import constants
+from unisono.mpi.errors import Exception
 from unisono.mpi.handle import State
 
 Schedule = Generator[list["Operation"], None, Any]
@@ -75,6 +76,30 @@ class Every(Operation):
         for part in reversed(self.parts):
             part.block()
         self.poll()
+
+
+class Parts(Operation):
+    """A message of parts under way. start: begins to send or receive the whole."""
+
+    def __init__(self, count: int, start: Callable[[], Operation], sending: bool) -> None:
+        self.count, self._start, self.sending = count, start, sending
+        self._ready: set[int] = set()
+        self._whole = None if sending and count else start()
+
+    def poll(self) -> bool:
+        if not self.done and self._whole is not None and self._whole.poll():
+            self.source, self.tag, self.nbytes = self._whole.source, self._whole.tag, self._whole.nbytes
+            self.done = True
+        return self.done
+
+    def ready(self, parts: Sequence[int]) -> None:
+        """These parts may be sent."""
+        for part in parts:
+            if not self.sending or not 0 <= part < self.count or part in self._ready:
+                raise Exception(constants.ERR_ARG, f"part {part} of {self.count}: wrong, or ready already")
+            self._ready.add(part)
+        if len(self._ready) == self.count and self._whole is None:
+            self._whole = self._start()
 
 
 class ScheduleRun(Operation):

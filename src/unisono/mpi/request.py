@@ -10,8 +10,7 @@ from unisono._native import RequestBase
 from unisono.mpi import constants
 from unisono.mpi.errors import Error, Exception, wrong_class
 from unisono.mpi.handle import Handle, State
-from unisono.mpi.partitioned import Partitioned
-from unisono.mpi.progress import Operation, Pause, move_all, under_way
+from unisono.mpi.progress import Operation, Parts, Pause, move_all, under_way
 from unisono.mpi.status import Status, check_status, fill_status
 from unisono.mpi.transport import operation_of
 
@@ -250,7 +249,7 @@ class Request(RequestBase, Handle):
     get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
 
 
-class Prequest(Partitioned, Request):
+class Prequest(Request):
     """An operation that can be started again after its end."""
 
     def _adopt(self, other: Any) -> None:
@@ -275,6 +274,35 @@ class Prequest(Partitioned, Request):
         """Start several."""
         for one in requests:
             Prequest.Start(one)
+
+    # ---- of parts: one that is sent when all its parts are ready
+
+    def _parts(self) -> Parts:
+        found = self._operation()
+        if not isinstance(found, Parts):
+            raise Exception(constants.ERR_REQUEST, "the request has no parts, or is not under way")
+        return found
+
+    def Pready(self, partition: int) -> None:
+        """A part may be sent."""
+        self._parts().ready([partition])
+
+    def Pready_range(self, partition_low: int, partition_high: int) -> None:
+        """Parts up to and with the last may be sent."""
+        self._parts().ready(range(partition_low, partition_high + 1))
+
+    def Pready_list(self, partitions: Sequence[int]) -> None:
+        """These parts may be sent."""
+        self._parts().ready(partitions)
+
+    def Parrived(self, partition: int) -> bool:
+        """Whether a part has arrived: all do at once."""
+        found = self._operation()
+        if found is None:
+            return True
+        if not isinstance(found, Parts) or not 0 <= partition < max(found.count, 1):
+            raise Exception(constants.ERR_ARG, f"there is no part {partition}")
+        return found.poll()
 
 
 def _check(requests: Sequence[Request], statuses: Sequence[Status] = ()) -> None:

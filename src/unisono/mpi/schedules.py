@@ -5,14 +5,16 @@ A reduction keeps the order of ranks: only neighbours in that order are combined
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from unisono.mpi.lane import Lane, copy_block
-from unisono.mpi.message_spec import EMPTY, Block
+from unisono.mpi.message_spec import Block, byte_block
 from unisono.mpi.op import Op, fold
 from unisono.mpi.progress import Schedule
+from unisono.mpi.transport import Lane, copy_block
 
 
 def barrier(lane: Lane) -> Schedule:
@@ -31,19 +33,11 @@ def barrier(lane: Lane) -> Schedule:
 
 
 def broadcast(lane: Lane, data: Any, root: int) -> Schedule:
-    """A binomial tree; `data` is bytes, as many on every rank."""
-    below = (lane.rank - root) % lane.size
-    step = 1
-    while step < lane.size and not below & step:
-        step *= 2
-    if below:
-        yield [lane.receive((lane.rank - step) % lane.size, data)]
-    sends = []
-    while step > 1:
-        step //= 2
-        if below + step < lane.size:
-            sends.append(lane.send((lane.rank + step) % lane.size, data))
-    yield sends
+    """Down the tree; `data` is bytes, as many on every rank."""
+    parent, children = lane.tree(root)
+    if parent is not None:
+        yield [lane.receive(parent, data)]
+    yield [lane.send(rank, data) for rank in children]
 
 
 def broadcast_block(lane: Lane, block: Block, root: int) -> Schedule:
@@ -54,91 +48,43 @@ def broadcast_block(lane: Lane, block: Block, root: int) -> Schedule:
         block.fill(data)
 
 
-def gather(lane: Lane, mine: Block | None, blocks: list[Block] | None, root: int) -> Schedule:
-    """Every rank sends to the root. mine: None: it is in place."""
-    if blocks is None:
-        assert mine is not None
-        yield [lane.send_block(root, mine)]
-        return
-    waits = [lane.receive_block(rank, block) for rank, block in enumerate(blocks) if rank != root]
-    if mine is not None:
-        copy_block(mine, blocks[root])
-    yield waits
-
-
-def scatter(lane: Lane, blocks: list[Block] | None, mine: Block | None, root: int) -> Schedule:
-    """The root sends to every rank."""
-    if blocks is None:
-        assert mine is not None
-        yield [lane.receive_block(root, mine)]
-        return
-    waits = [lane.send_block(rank, block) for rank, block in enumerate(blocks) if rank != root]
-    if mine is not None:
-        copy_block(blocks[root], mine)
-    yield waits
-
-
 def exchange(
-    lane: Lane, outgoing: list[tuple[int, Block]], incoming: list[tuple[int, Block]], self_rank: int = -1
+    lane: Lane,
+    outgoing: Iterable[tuple[int, Block]],
+    incoming: Iterable[tuple[int, Block]],
+    copies: bool = True,
 ) -> Schedule:
-    """Send and receive blocks; those of this rank itself are copied."""
-    waits = [lane.receive_block(rank, block) for rank, block in incoming if rank != self_rank]
-    waits += [lane.send_block(rank, block) for rank, block in outgoing if rank != self_rank]
-    own = [[block for rank, block in side if rank == self_rank] for side in (outgoing, incoming)]
-    for source, target in zip(*own, strict=True):
-        copy_block(source, target)
-    yield waits
+    """Send and receive blocks, nearest ranks first. copies: not those for this rank itself."""
 
+    def distance(pair: tuple[int, Block]) -> int:
+        return (pair[0] - lane.rank) % lane.size
 
-def all_to_all(lane: Lane, outgoing: list[Block] | None, incoming: list[Block]) -> Schedule:
-    """Block i goes to rank i, in the order of distance. None: the blocks are exchanged in place."""
-    order = [(lane.rank + shift) % lane.size for shift in range(lane.size)]
-    if outgoing is None:
-        outgoing = [_copied(block) for block in incoming]
-        outgoing[lane.rank] = incoming[lane.rank]
-    yield from exchange(
-        lane,
-        [(rank, outgoing[rank]) for rank in order],
-        [(rank, incoming[rank]) for rank in order],
-        lane.rank,
-    )
-
-
-def _copied(block: Block) -> Block:
-    packed = np.array(block.pack(), copy=True)
-    return Block(packed, 0, packed.size, EMPTY.type)
-
-
-def all_gather(lane: Lane, mine: Block | None, blocks: list[Block]) -> Schedule:
-    """Every rank sends its block to all."""
-    own = blocks[lane.rank] if mine is None else mine
-    order = [(lane.rank + shift) % lane.size for shift in range(lane.size)]
-    packed = own.pack()
-    waits = [lane.receive_block(rank, blocks[rank]) for rank in order if rank != lane.rank]
-    waits += [lane.send(rank, packed) for rank in order if rank != lane.rank]
-    if mine is not None:
-        copy_block(mine, blocks[lane.rank])
+    own = lane.rank if copies and not lane.inter else -1
+    gives, takes = sorted(outgoing, key=distance), sorted(incoming, key=distance)
+    packed = {id(block): block.pack() for _, block in gives}  # a block may go to many ranks
+    waits = [lane.receive_block(rank, block) for rank, block in takes if rank != own]
+    waits += [lane.send(rank, packed[id(block)]) for rank, block in gives if rank != own]
+    mine = [[block for rank, block in side if rank == own] for side in (gives, takes)]
+    for source, target in zip(*mine, strict=False):  # in place they are the same
+        if source.raw is not target.raw or (source.start, source.type) != (target.start, target.type):
+            copy_block(source, target)
     yield waits
 
 
 def reduce(lane: Lane, packed: Any, op: Op, kind: Any, root: int) -> Schedule:
-    """A binomial tree. packed: this rank's items, a copy. Returns the result on the root.
+    """Up the tree. packed: this rank's items, a copy. Returns the result on the root.
 
     An operation that does not commute is reduced to rank 0, which sends the result to the root.
     """
     top = root if op.Is_commutative() else 0
-    below = (lane.rank - top) % lane.size
-    step = 1
-    while step < lane.size:
-        if below & step:
-            yield [lane.send((below - step + top) % lane.size, packed)]
-            break
-        if below + step < lane.size:
-            other = np.empty_like(packed)
-            yield [lane.receive((below + step + top) % lane.size, other)]
-            fold(op, packed, other, kind)
-            packed = other
-        step *= 2
+    parent, children = lane.tree(top)
+    for rank in reversed(children):
+        other = np.empty_like(packed)
+        yield [lane.receive(rank, other)]
+        fold(op, packed, other, kind)
+        packed = other
+    if parent is not None:
+        yield [lane.send(parent, packed)]
     if top != root:
         if lane.rank == top:
             yield [lane.send(root, packed)]
@@ -156,8 +102,18 @@ def all_reduce(lane: Lane, packed: Any, op: Op, kind: Any) -> Schedule:
     return packed
 
 
-def scan(lane: Lane, packed: Any, op: Op, kind: Any, inclusive: bool) -> Schedule:
-    """Recursive doubling over the ranks before this one. Returns None on rank 0 of an exclusive scan.
+def scan(lane: Lane, packed: Any, op: Op, kind: Any) -> Schedule:
+    """The result up to this rank."""
+    return (yield from _prefixes(lane, packed, op, kind))[1]
+
+
+def exscan(lane: Lane, packed: Any, op: Op, kind: Any) -> Schedule:
+    """The same up to the rank before; None on rank 0."""
+    return (yield from _prefixes(lane, packed, op, kind))[0]
+
+
+def _prefixes(lane: Lane, packed: Any, op: Op, kind: Any) -> Schedule:
+    """Recursive doubling over the ranks before this one.
 
     Source: Hillis, Steele, CACM 1986.
     """
@@ -178,4 +134,11 @@ def scan(lane: Lane, packed: Any, op: Op, kind: Any, inclusive: bool) -> Schedul
                 fold(op, other, before, kind)
             fold(op, other, packed, kind)
         step *= 2
-    return packed if inclusive else before
+    return before, packed
+
+
+def scatter_bytes(lane: Lane, whole: Any, sizes: Sequence[int], mine: Any) -> Schedule:
+    """Rank 0 gives every rank so many bytes of `whole`."""
+    ends = np.cumsum([0, *sizes]).tolist() if lane.rank == 0 else []
+    parts = [byte_block(whole, at, end - at) for at, end in pairwise(ends)]
+    yield from exchange(lane, enumerate(parts), [(0, byte_block(mine))])

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from unisono.mpi import constants
 from unisono.mpi import object_schedules as objects
-from unisono.mpi.addresses import check_root, destination
-from unisono.mpi.comm_state import CommState, handle_of
-from unisono.mpi.context import agree
+from unisono.mpi.comm_state import CommState, agree, handle_of
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.lane import Lane
+from unisono.mpi.handle import Handle
 from unisono.mpi.op import OPS
 from unisono.mpi.pickling import pickle
 from unisono.mpi.progress import Schedule, complete
+from unisono.mpi.transport import Lane
 
-ROOT, PROC_NULL, SUM = constants.ROOT, constants.PROC_NULL, OPS["SUM"]
+SUM = OPS["SUM"]
 
 
 def both_sides(lane: Lane, obj: Any) -> Schedule:
@@ -30,6 +28,14 @@ def both_sides(lane: Lane, obj: Any) -> Schedule:
     return (yield from objects.broadcast(lane.local, (mine, theirs), 0))
 
 
+def every(lane: Lane, obj: Any) -> Schedule:
+    """The objects of all ranks, of this side first."""
+    if not lane.inter:
+        return (yield from objects.all_gather(lane, obj))
+    mine, theirs = yield from both_sides(lane, obj)
+    return mine + theirs
+
+
 def swap_leaders(lane: Lane, packed: Any, room: Any) -> Schedule:
     """Ranks 0 of both sides exchange bytes."""
     if lane.rank == 0:
@@ -39,49 +45,18 @@ def swap_leaders(lane: Lane, packed: Any, room: Any) -> Schedule:
 # ---- collectives of objects: what goes to a side comes from the other one
 
 
-def side_root(lane: Lane, root: int) -> int:
-    """Check a root: ROOT, PROC_NULL, or a rank of the other side."""
-    return whole(root, "root") if root in (ROOT, PROC_NULL) else check_root(root, lane.size)
-
-
-def _scattered(lane: Lane, root: int, objs: Callable[[], list[Any]]) -> Schedule:
-    """The root sends one of its objects to each rank of the other side, which returns it."""
-    root = side_root(lane, root)
-    gives = list(enumerate(objs())) if root == ROOT else []
-    found = yield from objects.exchange(lane, gives, [root] if root >= 0 else [])
-    return found[0] if root >= 0 else None
-
-
 def broadcast(lane: Lane, obj: Any, root: int = 0) -> Schedule:
     """The object of the root, for every rank of the other side."""
-    return _scattered(lane, root, lambda: [obj] * lane.size)
-
-
-def scatter(lane: Lane, sendobj: Any, root: int = 0) -> Schedule:
-    """Object i of the root, for rank i of the other side."""
-    return _scattered(lane, root, lambda: objects.one_for_each(sendobj, lane.size))
-
-
-def gather(lane: Lane, sendobj: Any, root: int = 0) -> Schedule:
-    """The objects of the other side, for the root."""
-    root = side_root(lane, root)
-    gives, takes = [(root, sendobj)] if root >= 0 else [], range(lane.size) if root == ROOT else ()
-    found = yield from objects.exchange(lane, gives, list(takes))
-    return found if root == ROOT else None
-
-
-def all_gather(lane: Lane, sendobj: Any) -> Schedule:
-    """The objects of the other side."""
-    return (yield from both_sides(lane, sendobj))[1]
+    return objects.scatter(lane, [obj] * lane.size, root)
 
 
 def reduce(lane: Lane, sendobj: Any, op: Any = SUM, root: int = 0) -> Schedule:
     """The objects of the other side, reduced, for the root."""
-    root, found = side_root(lane, root), None
-    if root >= 0:
+    (at_root, peer), found = lane.role(root), None
+    if peer is not None:
         found = yield from objects.reduce(lane.local, sendobj, op, 0)
-    gives = [(root, found)] if root >= 0 and lane.rank == 0 else []
-    got = yield from objects.exchange(lane, gives, [0] if root == ROOT else [])
+    gives = [(peer, found)] if peer is not None and lane.rank == 0 else []
+    got = yield from objects.exchange(lane, gives, [0] if at_root else [])
     return got[0] if got else None
 
 
@@ -118,10 +93,8 @@ def _leader(state: CommState, peers: CommState, remote_leader: int, tag: int, to
     return Meeting(address or found, first, len(theirs))
 
 
-class SideCreation:
+class SideCreation(Handle):
     """The methods of `Intracomm` that reach other ranks."""
-
-    _alive: Any
 
     def Create_intercomm(self, local_leader: int, peer_comm: Any, remote_leader: int, tag: int = 0) -> Any:
         """Two communicators whose leaders know each other in `peer_comm`."""
@@ -129,7 +102,7 @@ class SideCreation:
         if not 0 <= (local_leader := whole(local_leader, "local_leader")) < state.size:
             raise Exception(constants.ERR_RANK, f"local_leader is {local_leader}")
         if state.rank == local_leader:
-            destination(peer_comm._alive(), remote_leader, tag)
+            peer_comm._alive().destination(remote_leader, tag)
         lane, contexts = state.lane(), state.contexts
 
         def exchange(obj: Any) -> Schedule:
@@ -182,17 +155,17 @@ class SideCreation:
         return made
 
     def _spawn(self, command: Any, args: Any, maxprocs: Any, info: Any, root: int, several: bool) -> Any:
-        from unisono.mpi.spawning import orders_of, spawn
+        from unisono.mpi.meetings import orders_of, spawn
 
         return spawn(self._alive(), orders_of(command, args, maxprocs, info, several), root)
 
-    def Accept(self, port_name: str, info: Any = None, root: int = 0) -> Any:  # noqa: ARG002
+    def Accept(self, port_name: str, info: Any = None, root: int = 0) -> Any:
         """Wait for ranks that `Connect` to a port of the root. Returns the communicator with them."""
         from unisono.mpi.meetings import pair
 
         return pair(self._alive(), port_name, root, True)
 
-    def Connect(self, port_name: str, info: Any = None, root: int = 0) -> Any:  # noqa: ARG002
+    def Connect(self, port_name: str, info: Any = None, root: int = 0) -> Any:
         """Meet the ranks that `Accept` at a port. Returns the communicator with them."""
         from unisono.mpi.meetings import pair
 

@@ -8,13 +8,13 @@ from typing import Any
 from unisono.mpi import constants, object_schedules, schedules
 from unisono.mpi.comm import Intracomm
 from unisono.mpi.comm_state import CommState, classes
-from unisono.mpi.errors import Exception, exact, whole
+from unisono.mpi.errors import Exception, exact, of_size, whole
 from unisono.mpi.handle import getter
-from unisono.mpi.lane import Lane
-from unisono.mpi.message_spec import Block, by_types, equal, simple, vector
+from unisono.mpi.message_spec import by_types, equal, repeated, vector
 from unisono.mpi.neighbourhoods import PROC_NULL, Edges, Grid
 from unisono.mpi.plan import Plan, forms
 from unisono.mpi.progress import complete
+from unisono.mpi.transport import Lane
 
 
 class Topocomm(Intracomm):
@@ -32,44 +32,20 @@ class Topocomm(Intracomm):
         sources, destinations = state.topology.neighbours(state.rank)
         return sources, destinations, state.topology.receive_order(len(sources))
 
-    def _exchange_blocks(self, lane: Lane, outgoing: list[Block], incoming: list[Block]) -> Plan:
+    def _neighbor_allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any, *, parts: Any = equal) -> Plan:
+        """Send one block to all neighbours; gather theirs, {sizes}."""
+        return self._neighbor_alltoall(lane, sendbuf, recvbuf, parts=parts, sent=repeated)
+
+    def _neighbor_alltoall(
+        self, lane: Lane, sendbuf: Any, recvbuf: Any, *, parts: Any = equal, sent: Any = None
+    ) -> Plan:
+        """Exchange blocks {sizes} with neighbours."""
         sources, destinations, order = self._sides()
+        outgoing = (sent or parts)(sendbuf, len(destinations), writable=False)
+        incoming = parts(recvbuf, len(sources), writable=True)
         takes = [(sources[i], incoming[i]) for i in order if sources[i] != PROC_NULL]
-        gives = [
-            (rank, block) for rank, block in zip(destinations, outgoing, strict=True) if rank != PROC_NULL
-        ]
-        return Plan(schedules.exchange(lane, gives, takes))
-
-    def _neighbor_allgather(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Send one block to all neighbours; gather theirs, of one size."""
-        return self._same_to_all(lane, sendbuf, recvbuf, equal)
-
-    def _neighbor_allgatherv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Send one block to all neighbours; gather theirs, of any sizes."""
-        return self._same_to_all(lane, sendbuf, recvbuf, vector)
-
-    def _same_to_all(self, lane: Lane, sendbuf: Any, recvbuf: Any, parts: Any) -> Plan:
-        sources, destinations, _ = self._sides()
-        mine = simple(sendbuf, writable=False)
-        incoming = parts(recvbuf, len(sources), writable=True)
-        return self._exchange_blocks(lane, [mine] * len(destinations), incoming)
-
-    def _neighbor_alltoall(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Exchange blocks of one size with neighbours."""
-        return self._each_to_each(lane, sendbuf, recvbuf, equal)
-
-    def _neighbor_alltoallv(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Exchange blocks of any sizes with neighbours."""
-        return self._each_to_each(lane, sendbuf, recvbuf, vector)
-
-    def _neighbor_alltoallw(self, lane: Lane, sendbuf: Any, recvbuf: Any) -> Plan:
-        """Exchange blocks of any sizes and types with neighbours."""
-        return self._each_to_each(lane, sendbuf, recvbuf, by_types)
-
-    def _each_to_each(self, lane: Lane, sendbuf: Any, recvbuf: Any, parts: Any) -> Plan:
-        sources, destinations, _ = self._sides()
-        incoming = parts(recvbuf, len(sources), writable=True)
-        return self._exchange_blocks(lane, parts(sendbuf, len(destinations), writable=False), incoming)
+        gives = [pair for pair in zip(destinations, outgoing, strict=True) if pair[0] != PROC_NULL]
+        return Plan(schedules.exchange(lane, gives, takes, copies=False))
 
     def neighbor_allgather(self, sendobj: Any) -> list[Any]:
         """Send one object to all neighbours; returns theirs."""
@@ -78,9 +54,7 @@ class Topocomm(Intracomm):
     def neighbor_alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
         """Send an object to each neighbour; returns theirs."""
         sources, destinations, order = self._sides()
-        objects = list(sendobj)
-        if len(objects) != len(destinations):
-            raise ValueError(f"expecting {len(destinations)} items, got {len(objects)}")
+        objects = of_size(list(sendobj), len(destinations))
         gives = [(rank, obj) for rank, obj in zip(destinations, objects, strict=True) if rank != PROC_NULL]
         takes = [i for i in order if sources[i] != PROC_NULL]
         lane = self._alive().lane()
@@ -156,9 +130,7 @@ class Cartcomm(Topocomm):
     def Sub(self, remain_dims: Sequence[bool]) -> Cartcomm:
         """The part of the grid along some axes in which this rank is."""
         grid, here = self._grid(), self.coords
-        if len(remain_dims) != len(grid.dims):
-            raise ValueError(f"expecting {len(grid.dims)} items, got {len(remain_dims)}")
-        stays = [axis for axis, keep in enumerate(remain_dims) if keep]
+        stays = [axis for axis, keep in enumerate(of_size(remain_dims, len(grid.dims))) if keep]
         color = str([here[axis] for axis in range(len(here)) if axis not in stays])
         made = self._split(color, self.rank)
         made._state.topology = Grid(
@@ -221,11 +193,9 @@ class Distgraphcomm(Topocomm):
         return list(topology.sources), list(topology.destinations), found
 
 
+forms(Topocomm, "_neighbor_allgather", Neighbor_allgather={}, Neighbor_allgatherv={"parts": vector})
+_PARTS = {"": equal, "v": vector, "w": by_types}
 forms(
-    Topocomm,
-    {
-        f"_neighbor_{kind}": f"Neighbor_{kind}"
-        for kind in ("allgather", "allgatherv", "alltoall", "alltoallv", "alltoallw")
-    },
+    Topocomm, "_neighbor_alltoall", **{f"Neighbor_alltoall{v}": {"parts": one} for v, one in _PARTS.items()}
 )
 classes.update({constants.CART: Cartcomm, constants.GRAPH: Graphcomm, constants.DIST_GRAPH: Distgraphcomm})

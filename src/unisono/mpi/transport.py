@@ -6,16 +6,24 @@ for its collectives. `Messages` is the world as one context sees it.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from unisono._native import ANY_FORM, MOST_CONTEXT_TAG, GroupBase, NativeMessageWork, tag_in_context
+from unisono._native import (
+    ANY_FORM,
+    MOST_CONTEXT_TAG,
+    MOST_CONTEXTS,
+    GroupBase,
+    NativeMessageWork,
+    tag_in_context,
+)
 from unisono.engine.memory.buffers import DTYPES
 from unisono.mpi import constants
-from unisono.mpi.ending import worlds
-from unisono.mpi.errors import Exception
+from unisono.mpi.errors import Exception, check_root, whole
 from unisono.mpi.message_spec import Block
 from unisono.mpi.progress import Operation, move_all, moving
 
@@ -23,6 +31,17 @@ MOST_TAG = MOST_CONTEXT_TAG
 _U8 = DTYPES.index("uint8")
 _NOTHING = np.zeros(0, np.uint8)
 _FOREVER = float("inf")
+worlds: list[World] = []
+"""Those that this process is in, its own first."""
+
+
+def abort(errorcode: int) -> NoReturn:
+    """End the job with an exit status."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for world in worlds:
+        world.group.abort()
+    os._exit(errorcode & 0xFF or 1)
 
 
 class World:
@@ -268,3 +287,72 @@ def truncated(source: int, tag: int, sent: int, room: int) -> Exception:
 def as_bytes(data: Any) -> Any:
     """Bytes-like data as an array."""
     return np.frombuffer(data, np.uint8) if len(data) else _NOTHING
+
+
+class Lane:
+    """Messages to the ranks of a communicator, or of the other side of an intercommunicator.
+
+    rank: of this process, on its side.  size: of the side to which messages go.  peers: its ranks of the
+    world.  inter: whether that is another side.  local: the lane of this side.  number: of this call, the
+    same on all its ranks.
+    """
+
+    __slots__ = ("_messages", "_places", "_tag", "inter", "local", "number", "peers", "rank", "size")
+
+    def __init__(self, messages: Messages, peers: Any, rank: int, size: int, places: Any, tag: int) -> None:
+        self._messages, self.peers, self.rank, self.size = messages, peers, rank, size
+        self._places, self._tag = places, tag
+        self.number = messages.context + tag * (MOST_CONTEXTS + 1)
+        self.inter, self.local = False, self
+
+    def role(self, root: int) -> tuple[bool, int | None]:
+        """(whether this rank is the root, with which rank it exchanges or None).
+
+        root: between two sides it is ROOT on the root itself, and PROC_NULL on its side.
+        """
+        if self.inter and root in (constants.ROOT, constants.PROC_NULL):
+            return whole(root, "root") == constants.ROOT, None
+        if type(root) is not int or not 0 <= root < self.size:
+            root = check_root(root, self.size)
+        return not self.inter and root == self.rank, root
+
+    def tree(self, root: int) -> tuple[int | None, list[int]]:
+        """(the parent, the children with the largest subtrees first) of this rank in a binomial tree."""
+        below, step = (self.rank - root) % self.size, 1
+        children = []
+        while step < self.size and not below & step:
+            if below + step < self.size:
+                children.append((self.rank + step) % self.size)
+            step *= 2
+        return (self.rank - step) % self.size if below else None, children[::-1]
+
+    def send(self, rank: int, data: Any) -> Operation:
+        """Send bytes."""
+        return self._messages.start_send(data, self.peers[rank], self._tag)
+
+    def receive(self, rank: int, room: Any) -> Operation:
+        """Receive bytes of a known number into memory."""
+        return self._messages.start_receive(room, self.peers[rank], self._tag, WholeReceive, self._places)
+
+    def receive_block(self, rank: int, block: Block) -> Operation:
+        """Receive items."""
+        room, where = block.room(), (self.peers[rank], self._tag, BlockReceive, self._places)
+        return self._messages.start_receive(room, *where, room, block)
+
+    def send_bytes(self, rank: int, data: Any) -> Operation:
+        """Send bytes of a number that the receiver does not know."""
+        return self.send(rank, as_bytes(data))
+
+    def receive_bytes(self, rank: int) -> Operation:
+        """Receive such bytes: they are the operation's value."""
+        return self._messages.start_receive_bytes(self.peers[rank], self._tag, self._places)
+
+
+def copy_block(source: Block, target: Block) -> None:
+    """Copy a rank's block for itself."""
+    packed = source.pack()
+    if packed.size > target.nbytes:
+        raise Exception(
+            constants.ERR_TRUNCATE, f"{packed.size} bytes for this rank itself, but room for {target.nbytes}"
+        )
+    target.fill(np.array(packed, copy=True) if target.dense else packed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,15 +16,14 @@ from unisono.mpi.buffers import BOTTOM, bytes_of
 from unisono.mpi.comm import COMM_SELF, Intracomm
 from unisono.mpi.errhandler import HasErrhandler
 from unisono.mpi.errors import Exception, whole
-from unisono.mpi.group import group_of
+from unisono.mpi.group import Group, group_of
 from unisono.mpi.handle import Handle, HasName, getter
 from unisono.mpi.info import INFO_NULL, HasInfo, Info
 from unisono.mpi.message_spec import Block, simple
 from unisono.mpi.op import OPS, Op
 from unisono.mpi.progress import Ended
 from unisono.mpi.request import Request
-from unisono.mpi.window_memory import Items, WindowState, combine
-from unisono.mpi.window_synchronization import Synchronization
+from unisono.mpi.window_memory import Items, WindowState, check_elements, combine
 
 _SUM = OPS["SUM"]
 _PLAIN = frozenset("?bBhilqefdFD")
@@ -36,10 +35,9 @@ def _plain(x: Any) -> bool:
     return type(x) is np.ndarray and x.dtype.char in _PLAIN and x.flags.c_contiguous
 
 
-class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.BufferExporter):
+class Win(HasAttributes, HasErrhandler, HasName, HasInfo, Handle, _native.BufferExporter):
     """Memory of every rank of a communicator, which all of them use."""
 
-    _state: Any
     _null = constants.ERR_WIN
 
     # ---- new ones; all ranks of the communicator call them
@@ -211,7 +209,7 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
         block = into if origin is None else simple(origin, writable=False)
         if target_rank == constants.PROC_NULL:
             return
-        _check_elements(origin=block, result=into)
+        check_elements(origin=block, result=into)
         self._combine(block, into, target_rank, target_disp, op)
 
     def _fetched_fast(
@@ -246,11 +244,125 @@ class Win(Synchronization, HasAttributes, HasErrhandler, HasName, HasInfo, Handl
         into = simple(result, writable=True)
         if target_rank == constants.PROC_NULL:
             return
-        _check_elements(origin=block, compare=old, result=into)
+        check_elements(origin=block, compare=old, result=into)
         items = Items(state, target_rank, block, target_disp)
         former = np.empty(block.nbytes, np.uint8)
         state.call("swap", old.pack(), block.pack(), former, items.home, items.runs[0][0])
         into.fill(former)
+
+    # ---- fences
+
+    def Fence(self, assertion: int = 0) -> None:
+        """Wait until all ranks come here; all calls before have had their effect."""
+        self._alive().call("fence", False)
+
+    # ---- between some ranks
+
+    def Start(self, group: Group, assertion: int = 0) -> None:
+        """Wait until each rank of the group has posted for this one."""
+        self._begin("started", group, "Start was called without Complete", "start")
+
+    def Complete(self) -> None:
+        """End what Start began: this rank's calls have had their effect."""
+        state = self._alive()
+        ranks, state.started = state.started, None
+        if ranks is None:
+            raise Exception(constants.ERR_RMA_SYNC, "Complete without Start")
+        state.call("complete", ranks)
+
+    def Post(self, group: Group, assertion: int = 0) -> None:
+        """Let the ranks of the group use this rank's memory."""
+        self._begin("posted", group, "Post was called without Wait", "post")
+
+    def _begin(self, field: str, group: Group, wrong: str, call: str) -> None:
+        """Begin an epoch with the ranks of a group."""
+        state = self._alive()
+        if getattr(state, field) is not None:
+            raise Exception(constants.ERR_RMA_SYNC, wrong)
+        ranks = state.world.ranks_of(group._alive().ranks)  # of the world
+        if any(rank not in state.ranks for rank in ranks):
+            raise Exception(constants.ERR_GROUP, "the group has ranks that are not in the window")
+        state.call(call, ranks)
+        setattr(state, field, ranks)
+
+    def Wait(self) -> Literal[True]:
+        """Wait until all of them have completed."""
+        self._completed("Wait", True)
+        return True
+
+    def Test(self) -> bool:
+        """Whether all of them have completed; True ends what Post began."""
+        return self._completed("Test", False)
+
+    def _completed(self, call: str, waits: bool) -> bool:
+        state = self._alive()
+        if state.posted is None:
+            raise Exception(constants.ERR_RMA_SYNC, f"{call} without Post")
+        fault, done = state.native.completed(state.posted, waits, state.forever)
+        state.check(fault, call)
+        if done:
+            state.posted = None
+        return bool(done)
+
+    # ---- locks
+
+    def Lock(self, rank: int, lock_type: int = constants.LOCK_EXCLUSIVE, assertion: int = 0) -> None:
+        """Take the lock of a rank, alone or with others."""
+        state = self._alive()
+        if lock_type not in (constants.LOCK_EXCLUSIVE, constants.LOCK_SHARED):
+            raise Exception(constants.ERR_LOCKTYPE, f"there is no type of locks {lock_type}")
+        if rank == constants.PROC_NULL:
+            return
+        state.place(rank)
+        if rank in state.locked:
+            raise Exception(constants.ERR_RMA_SYNC, f"this rank has the lock of rank {rank} already")
+        shared = lock_type == constants.LOCK_SHARED
+        state.check(state.native.lock(state.ranks[rank], shared, state.forever), "Lock")
+        state.locked[rank] = lock_type
+
+    def Unlock(self, rank: int) -> None:
+        """Give it back; this rank's calls have had their effect."""
+        state = self._alive()
+        if rank == constants.PROC_NULL:
+            return
+        if state.locked.pop(rank, None) is None:
+            raise Exception(constants.ERR_RMA_SYNC, f"this rank does not have the lock of rank {rank}")
+        state.check(state.native.unlock(state.ranks[rank], state.forever), "Unlock")
+
+    def Lock_all(self, assertion: int = 0) -> None:
+        """Take the locks of all ranks, with others."""
+        for rank in range(len(self._alive().ranks)):
+            self.Lock(rank, constants.LOCK_SHARED, assertion)
+
+    def Unlock_all(self) -> None:
+        """Give them back."""
+        for rank in range(len(self._alive().ranks)):
+            self.Unlock(rank)
+
+    # ---- flushes
+
+    def Flush(self, rank: int) -> None:
+        """Wait until this rank's calls have had their effect at a rank."""
+        state = self._alive()
+        if rank != constants.PROC_NULL:
+            state.flush(state.places[rank].home, "Flush")
+
+    def Flush_all(self) -> None:
+        """The same at all ranks."""
+        self._alive().flush(None, "Flush_all")
+
+    def Flush_local(self, rank: int) -> None:
+        """The buffers of this rank's calls may be used again: they may when a call returns."""
+        self._alive().place(rank)
+
+    def Flush_local_all(self) -> None:
+        """See `Flush_local`."""
+        self._alive()
+
+    def Sync(self) -> None:
+        """Order this rank's own loads and stores with those of others."""
+        state = self._alive()
+        state.flush(state.world.rank, "Sync")
 
 
 def _with_request(name: str) -> Any:
@@ -275,14 +387,6 @@ def _size(size: int) -> int:
     if whole(size, "size") < 0:
         raise Exception(constants.ERR_SIZE, f"the size is {size}")
     return size
-
-
-def _check_elements(origin: Block, **others: Block) -> None:
-    for name, one in {"origin": origin, **others}.items():
-        if one.count != 1:
-            raise ValueError(f"{name}: expecting a single element, got {one.count}")
-        if one.type is not origin.type:
-            raise ValueError(f"mismatch in origin and {name} MPI datatypes")
 
 
 WIN_NULL = Win()

@@ -117,6 +117,10 @@ class WindowState(State):
         if fault:
             self.window.fail(call, self.forever)
 
+    def flush(self, home: int | None, call: str) -> None:
+        """Wait until this rank's calls have had their effect in the memory of a rank; None: of all."""
+        self.check(self.native.flush(home, self.forever), call)
+
     def call(self, name: str, *args: Any) -> None:
         """Make a call of the engine's window."""
         try:
@@ -187,6 +191,15 @@ def _spelled(target: Any, block: Block) -> tuple[int, int, Type]:
         raise TypeError(f"target: expecting a datatype, got {type(kind).__name__}")
     disp, count = exact(disp, "target: displacement"), exact(count, "target: count")
     return disp, count, block.type if kind is None else kind._alive()
+
+
+def check_elements(origin: Block, **others: Block) -> None:
+    """Check that each is one element, of one type."""
+    for name, one in {"origin": origin, **others}.items():
+        if one.count != 1:
+            raise ValueError(f"{name}: expecting a single element, got {one.count}")
+        if one.type is not origin.type:
+            raise ValueError(f"mismatch in origin and {name} MPI datatypes")
 
 
 def combine(state: WindowState, items: Items, op: Op, operand: Any, former: Any, element: Type) -> None:
