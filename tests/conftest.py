@@ -109,9 +109,10 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Put the longest files first, mark everything about PyTorch, and skip what this machine cannot run."""
     order = {name: number for number, name in enumerate(TAKE_LONG)}
+    about_torch = tuple(f"{folder}/" for folder in ABOUT_TORCH)
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     for item in items:
-        if any(folder in item.path.parents for folder in ABOUT_TORCH):
+        if str(item.path).startswith(about_torch):
             item.add_marker("torch")
         if settings.get_current_profile_name() == "nightly" and hasattr(item.function, "hypothesis"):
             item.add_marker(pytest.mark.timeout(NIGHTLY_TIMEOUT_S))

@@ -29,8 +29,7 @@ bool SocketStreams::write_whole(int peer, std::span<const unsigned char> first,
   const uint64_t end = start + first.size() + second.size();
   const uint64_t size = group_.region().channel_bytes();
   uint64_t& consumed = known_consumed_[static_cast<size_t>(peer)];
-  if (end - consumed > size)
-    consumed = ring.consumed.load(std::memory_order_acquire);  // no sleep follows
+  if (end - consumed > size) consumed = ring.consumed.load(std::memory_order_acquire);  // no sleep follows
   if (end - consumed > size) return false;
   unsigned char* const bytes = group_.region().channel_ring(from, to);
   uint64_t position = start;
@@ -59,9 +58,10 @@ uint64_t SocketStreams::peek(int peer, std::span<unsigned char> into, uint64_t a
   const uint64_t available = ring.written.load(std::memory_order_acquire) - position;
   if (available < after + into.size()) return available;
   const unsigned char* const bytes = group_.region().channel_ring(from, to);
-  in_ring(group_.region().channel_bytes(), position + after, into.size(), [&](uint64_t offset, size_t done, size_t nbytes) {
-    std::memcpy(into.data() + done, bytes + offset, nbytes);
-  });
+  in_ring(group_.region().channel_bytes(), position + after, into.size(),
+          [&](uint64_t offset, size_t done, size_t nbytes) {
+            std::memcpy(into.data() + done, bytes + offset, nbytes);
+          });
   return available;
 }
 

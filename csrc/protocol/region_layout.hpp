@@ -45,9 +45,9 @@ constexpr uint32_t digest(std::initializer_list<LayoutField> facts) {
 
 constexpr uint32_t kFacts = digest(
     {VALUE(kLineBytes), VALUE(kPageBytes), VALUE(kHistory), VALUE(kFifoSlots), VALUE(kInlineBytes),
-     VALUE(kLeastChannelBytes), VALUE(kMostChannelBytes), VALUE(kChannelsBytes), VALUE(kEagerRanks), VALUE(kReportBytes), VALUE(kProposalBytes),
-     VALUE(kAccessProbe), VALUE(kUnitBytes), VALUE(kMostUnits), VALUE(kClosed), VALUE(kMostBytes),
-     VALUE(kControlBytes), VALUE(kLeaving), VALUE(kLocated),
+     VALUE(kLeastChannelBytes), VALUE(kMostChannelBytes), VALUE(kChannelsBytes), VALUE(kEagerRanks),
+     VALUE(kReportBytes), VALUE(kProposalBytes), VALUE(kAccessProbe), VALUE(kUnitBytes), VALUE(kMostUnits),
+     VALUE(kClosed), VALUE(kMostBytes), VALUE(kControlBytes), VALUE(kLeaving), VALUE(kLocated),
      // Shared memory.
      WHOLE(RegionHeader), FIELD(RegionHeader, magic), FIELD(RegionHeader, ranks),
      FIELD(RegionHeader, staging_bytes), FIELD(RegionHeader, abort), WHOLE(AbortCell),

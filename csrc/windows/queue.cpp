@@ -238,7 +238,7 @@ bool SharedQueue::take_now(int place, QueueMessage& message) {
   if (presence(place) != Presence::kReading) return false;
   uint64_t& next = next_[static_cast<size_t>(place)];
   if (!latest_) next = std::max(next, reader(place).first.load());
-  const uint64_t newest = cell_.newest.load();  // R1
+  const uint64_t newest = cell_.newest.load();                                     // R1
   while (!latest_ && next < newest && record(next).number.load() != next) ++next;  // passed over
   if (newest < next) return false;
   const uint64_t number = latest_ ? newest : next;

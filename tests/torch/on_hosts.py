@@ -1,7 +1,7 @@
 """Runs a program as ranks on the hosts of a test (support/hosts.py): forks that enter the host's namespaces.
 
 The module of a job of `suite.Forks`; its arguments: PLACES PROGRAM [ARGUMENT ...]. PLACES is JSON, for each
-rank a process of its host, and the rank's environment.
+rank a process of its host (null: the ranks' own host), and the rank's environment.
 """
 
 import ctypes
@@ -16,7 +16,8 @@ NAMESPACES = ("net", "uts", "ipc", "mnt")
 
 def main(rank: int, size: int, folder: Path, places: str, program: str, *arguments: str) -> None:
     pid, environ = json.loads(places)[rank]
-    enter(pid)
+    if pid is not None:
+        enter(pid)
     os.environ.update(environ)
     sys.argv = [program, *arguments]
     try:

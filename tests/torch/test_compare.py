@@ -76,12 +76,14 @@ def test_the_command_runs_a_script_on_each_number_of_ranks_and_says_where_they_p
     assert done.returncode == PART
 
 
-def test_what_cannot_be_compared_is_said() -> None:
+def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
+    fails = tmp_path / "fails.py"
+    fails.write_text("raise SystemExit(3)")
     for words, said in (
         (("-n", "2", str(PROGRAM)), "there is nothing to compare it with"),
         (("-n", "2,1", str(PROGRAM)), "the smallest first"),
         (("-n", "1,5", str(PROGRAM), "none", "{12/ranks}"), "12 is not divisible by 5 ranks"),
-        (("-n", "1,2", str(PROGRAM), "none"), "1 rank failed with exit code"),
+        (("-n", "1,2", str(fails)), "1 rank failed with exit code"),
         (("-n", "1", "--against", "gloo", str(PROGRAM), "none", "{12/ranks}"), "the backend 'unisono'"),
         (("-n", "1,2", "-c"), "the following arguments are required"),
     ):

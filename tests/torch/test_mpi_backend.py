@@ -3,15 +3,14 @@
 Over real libraries of MPI: `make test-backends`.
 """
 
+import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from effort import HANG_S
+import suite
 from python_runs import ran
 
-PROGRAM = Path(__file__).resolve().parent / "programs" / "asks_for_a_backend.py"
+PROGRAM = suite.HERE / "programs" / "asks_for_a_backend.py"
 
 
 def test_a_program_for_mpi_runs_over_the_engine():
@@ -21,24 +20,15 @@ def test_a_program_for_mpi_runs_over_the_engine():
     assert sorted(done.stdout.splitlines()) == wanted
 
 
-def test_ranks_of_mpiexec_meet_without_further_variables():
+def test_ranks_of_mpiexec_meet_without_further_variables(forks: suite.Forks, tmp_path: Path):
     place = {"PMIX_NAMESPACE": f"job-of-{os.getpid()}"}
     place |= {f"OMPI_COMM_WORLD_{of}SIZE": "2" for of in ("", "LOCAL_")}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, "unisono"],
-            env={**os.environ, **place, **{f"OMPI_COMM_WORLD_{of}RANK": rank for of in ("", "LOCAL_")}},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for rank in "01"
-    ]
-    ends = [rank.communicate(timeout=HANG_S) for rank in ranks]
-    assert [out for out, _ in ends] == ["unisono: 3 ProcessGroupUnisono\n"] * 2, ends
+    ranks = [(None, place | {f"OMPI_COMM_WORLD_{of}RANK": rank for of in ("", "LOCAL_")}) for rank in "01"]
+    job = ("on_hosts", 2, [json.dumps(ranks), str(PROGRAM), "unisono"])
+    printed = forks.run(tmp_path, {"mpiexec": job})["mpiexec"]
+    assert printed == [f"rank {rank}:\nunisono: 3 ProcessGroupUnisono\n" for rank in "01"]
 
 
-def test_the_error_without_a_library():
-    done = ran("-m", "unisono", "run", "-n", "1", PROGRAM, "unisono-mpi")
-    assert done.returncode != 0
-    assert "backend 'mpi' is not available here" in done.stderr or "MPI knows 1 rank" in done.stderr
+def test_the_error_without_a_library(forks: suite.Forks, tmp_path: Path):
+    (printed,) = forks.run_program(tmp_path, 1, PROGRAM, "unisono-mpi", dead=1)
+    assert "backend 'mpi' is not available here" in printed or "MPI knows 1 rank" in printed

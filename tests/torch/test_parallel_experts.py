@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 import suite
-from loops import each
 from test_parallel_features import checks_of, run_checks
-from unisono.parallel import Plan
 
 LONG = (
     "check_a_checkpoint_goes_on_under_another_plan",
@@ -33,22 +31,3 @@ def test_experts(forks: suite.Forks, tmp_path: Path) -> None:
 @pytest.mark.parametrize("check", LONG)
 def test_models_with_experts(forks: suite.Forks, tmp_path: Path, check: str, ranks: int) -> None:
     run_checks(forks, tmp_path, "expert_axis", [check], ranks=ranks)
-
-
-@each(
-    ("plan", "says"),
-    [
-        ({"expert": 0}, "expert is 0; it must be at least 1"),
-        ({"expert": 2.0}, "expert is 2.0, expected int"),
-        ({"data": 3, "expert": 2}, "expert=2 does not divide data=3"),
-        ({"expert": 2}, "expert=2 does not divide data=1"),
-        ({"data": 2, "context": 2, "expert": 3}, "expert=3 does not divide data=2 x context=2"),
-        (
-            {"data": 6, "expert": 3, "zero": 1, "shard": 2},
-            "neither of shard=2 and expert=3 divides the other",
-        ),
-    ],
-)
-def test_illegal_plans_say_why(plan: dict, says: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=says):
-        Plan(**plan)

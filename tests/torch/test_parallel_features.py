@@ -1,6 +1,6 @@
 """What plans promise beside the losses. Checks of parallel/run_features.py and others, on two ranks."""
 
-import ast
+import functools
 import importlib
 import re
 from pathlib import Path
@@ -12,18 +12,10 @@ from loops import each
 from unisono.parallel import Plan
 
 RANKS = dict.fromkeys(
-    (
-        "errors",
-        "meetings",
-        "program_axes",
-        "context_axes",
-        "sequence_axes",
-        "combined_table",
-        "strategies",
-        "part_swaps",
-    ),
+    ("errors", "meetings", "program_axes", "context_axes", "sequence_axes", "combined_table", "strategies",
+     "part_swaps"),
     4,
-)
+)  # fmt: skip
 ALONE = ("errors", "swaps")  # each check has processes: it ends process groups, or limits a process's memory
 SWEPT = (
     "context_axes",
@@ -95,12 +87,12 @@ def modules() -> list[str]:
     return sorted(set(found) - set(ELSEWHERE))
 
 
+@functools.cache
 def checks_of(module: str) -> list[str]:
     """Name every check and every row in a module of parallel/."""
     text = (suite.HERE / "parallel" / f"{module}.py").read_text()
-    checks = [one.name for one in ast.parse(text).body if isinstance(one, ast.FunctionDef)]
     rows = importlib.import_module(f"parallel.{module}").TABLE if "\nTABLE" in text else ()
-    return [*rows, *(name for name in checks if name.startswith("check_"))]
+    return [*rows, *re.findall(r"^def (check_\w+)", text, re.MULTILINE)]
 
 
 COMBINED = checks_of("combined_table")
@@ -225,6 +217,15 @@ def test_measured_bubbles_are_the_formulas(forks: suite.Forks, tmp_path: Path, r
         ({"pipeline": 2, "schedule": "zb-h1", "swap": "disk"}, "swap='disk' brings no parameters back"),
         ({"context": 0}, "context is 0; it must be at least 1"),
         ({"context": "2"}, "context is '2', expected int"),
+        ({"expert": 0}, "expert is 0; it must be at least 1"),
+        ({"expert": 2.0}, "expert is 2.0, expected int"),
+        ({"data": 3, "expert": 2}, "expert=2 does not divide data=3"),
+        ({"expert": 2}, "expert=2 does not divide data=1"),
+        ({"data": 2, "context": 2, "expert": 3}, "expert=3 does not divide data=2 x context=2"),
+        (
+            {"data": 6, "expert": 3, "zero": 1, "shard": 2},
+            "neither of shard=2 and expert=3 divides the other",
+        ),
     ],
 )
 def test_illegal_plans_say_why(plan: dict, says: str) -> None:

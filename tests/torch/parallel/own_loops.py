@@ -218,8 +218,9 @@ class Task(nn.Module):
         return self.loss(torch.stack([LOSS(output, y), output.square().mean()]))  # type: ignore[no-any-return]
 
 
-def weight_in_the_model(world: World) -> list[Any]:
-    own = world(Task, adam)
+def weight_in_the_model(world: World, make: Any = Task, optimizer: Any = adam) -> list[Any]:
+    """The model returns its loss."""
+    own = world(make, optimizer)
     for x, y in own.rows(BATCHES):
         own.backward(own.model(x, y))
         own.update()
@@ -345,11 +346,7 @@ class Maml(nn.Module):
 
 
 def maml(world: World) -> list[Any]:
-    own = world(Maml, sgd)
-    for x, y in own.rows(BATCHES):
-        own.backward(own.model(x, y))
-        own.update()
-    return [own]
+    return weight_in_the_model(world, Maml, sgd)
 
 
 LOOPS = (

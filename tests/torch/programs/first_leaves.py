@@ -1,6 +1,6 @@
 """Rank 0, whose process has PyTorch's store, ends before rank 1 has deleted the keys of the rendezvous.
 
-Run by test_torch_launch.py, on two ranks.
+Run by test_torch_launch.py, on two ranks, each a fork.
 """
 
 import os
