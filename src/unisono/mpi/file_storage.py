@@ -41,7 +41,7 @@ _CLASSES = {
     errno.ELOOP: constants.ERR_BAD_FILE,
     errno.EINVAL: constants.ERR_ARG,
 }
-_OFD_SETLKW = 38  # <linux/fcntl.h>; a lock of the open file: it does not keep out threads that use the same descriptor
+_OFD_SETLKW = 38  # <linux/fcntl.h>; a lock of the open file, which threads that use one descriptor share
 _FLOCK = struct.Struct("hhqqi4x")
 
 
