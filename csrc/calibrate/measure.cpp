@@ -22,6 +22,7 @@
 
 #include "kernels/reduce.hpp"
 #include "protocol/descriptor.hpp"
+#include "protocol/shared_copy.hpp"
 
 namespace unisono::calibrate {
 namespace {
@@ -30,6 +31,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kLine = 128;
 constexpr size_t kLargeMessage = 256 * 1024;
+constexpr size_t kRingBytes = 1024 * 1024;  // as the ring of a rank by default
 constexpr int kFewestBatches = 3;
 constexpr time_t kSilenceSeconds = 10;
 constexpr int kBatches = 8;  // the fastest one counts: disturbances only add time
@@ -219,14 +221,18 @@ double crowd(const std::vector<int>& cores, int rounds) {
 }
 
 HandoverRates hand(size_t nbytes, int first_core, int second_core, int rounds) {
-  const Bytes buffers[] = {allocate(nbytes), allocate(nbytes), allocate(nbytes),
-                           allocate(nbytes)};  // two shared, two private
-  for (const auto& each : buffers) std::memset(each.get(), 0, nbytes);
+  // As messages in the rings of two ranks: each one is written behind the one before.
+  const size_t places = std::max<size_t>(1, kRingBytes / nbytes), ring_bytes = places * nbytes;
+  const Bytes rings[] = {allocate(ring_bytes), allocate(ring_bytes)},
+              owns[] = {allocate(nbytes), allocate(nbytes)};
+  for (const auto& each : rings) std::memset(each.get(), 0, ring_bytes);
+  for (const auto& each : owns) std::memset(each.get(), 0, nbytes);
   FlagWord come[2];
   std::vector<double> gave, took;
   const auto work = [&](int me, int core) {
     pin(core);
-    unsigned char* const own = buffers[2 + me].get();
+    unsigned char* const own = owns[me].get();
+    SharedCopy shared_copy;
     uint32_t phase = 0;
     const auto meet = [&] {
       come[me].value.store(++phase, std::memory_order_release);
@@ -234,13 +240,14 @@ HandoverRates hand(size_t nbytes, int first_core, int second_core, int rounds) {
         std::this_thread::yield();
     };
     for (int number = 0; number < rounds; ++number) {
+      const size_t offset = static_cast<size_t>(number) % places * nbytes;
       meet();
       auto start = Clock::now();
-      std::memcpy(buffers[me].get(), own, nbytes);
+      shared_copy.copy(rings[me].get() + offset, own, nbytes);
       const double giving = since(start);
       meet();
       start = Clock::now();
-      std::memcpy(own, buffers[1 - me].get(), nbytes);
+      kernels().copy(own, rings[1 - me].get() + offset, nbytes);
       const double taking = since(start);
       if (me == 0) gave.push_back(giving), took.push_back(taking);
     }

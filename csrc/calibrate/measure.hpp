@@ -23,8 +23,8 @@ struct HandoverRates {
   double take;
 };
 
-// Bytes per second of a thread that copies `nbytes`: into memory that another core has read before (give),
-// and from memory that another core has just written (take). The other thread does the same at that time.
+// Bytes per second of a thread that copies `nbytes`: into a ring that another core has read before (give),
+// and out of the ring that another core has just written (take). The other thread does the same at that time.
 HandoverRates hand(size_t nbytes, int first_core, int second_core, int rounds);
 
 enum class MemoryPass { kCopy, kReduce };

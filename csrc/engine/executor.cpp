@@ -270,7 +270,7 @@ void Executor::send(const Instruction& step, const SegmentContext& context) {
       kernels().scale[static_cast<size_t>(context.task.dtype)](room, piece.data, piece.numel,
                                                                context.task.factor);
     else if (nbytes > 0)
-      kernels().copy(room, piece.data, nbytes);
+      shared_copy_.copy(room, piece.data, nbytes);
     return room;
   };
   const bool sent_in_place =

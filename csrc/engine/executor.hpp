@@ -8,6 +8,7 @@
 #include "engine/program.hpp"
 #include "kernels/dtype.hpp"
 #include "kernels/reduce.hpp"
+#include "protocol/shared_copy.hpp"
 #include "protocol/waiter.hpp"
 #include "transport/transport.hpp"
 
@@ -183,6 +184,7 @@ class Executor {
   std::vector<std::vector<unsigned char>> copies_;  // sent in place of memory that other ranks cannot read
   std::atomic<bool> has_open_transfers_{false};     // read by other threads, like mapped_messages_
   std::atomic<uint64_t> mapped_messages_{0};
+  SharedCopy shared_copy_;  // into this rank's ring
   bool zero_copy_in_flight_ = false;  // this task has sent a message with zero copy
   bool reads_mapped_ = false;         // this step reads a message in place
   std::vector<std::vector<unsigned char>>

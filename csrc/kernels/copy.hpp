@@ -1,6 +1,11 @@
 // Copying, and the alignment of stores. Compiled with the reduction kernels for each instruction set.
 #pragma once
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -53,6 +58,27 @@ inline void copy(void* out, const void* in, size_t nbytes) {
     asm volatile("" ::: "memory");  // otherwise the compiler replaces the loop by memcpy
   }
   std::memcpy(to, from, nbytes % kBlock);
+}
+
+// As `copy`, by non-temporal stores: the lines of `out` are brought into no cache.
+inline void copy_nontemporal(void* out, const void* in, size_t nbytes) {
+#ifdef __x86_64__
+  constexpr size_t kVectors = 4;  // a line
+  auto* to = static_cast<unsigned char*>(out);
+  const auto* from = static_cast<const unsigned char*>(in);
+  const size_t first = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) % 64, nbytes);
+  std::memcpy(to, from, first);
+  to += first, from += first, nbytes -= first;
+  for (const auto* const end = from + nbytes / 64 * 64; from != end; from += 64, to += 64) {
+    __m128i v[kVectors];
+    for (size_t i = 0; i < kVectors; ++i) v[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
+    for (size_t i = 0; i < kVectors; ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, v[i]);
+  }
+  _mm_sfence();
+  std::memcpy(to, from, nbytes % 64);
+#else
+  copy(out, in, nbytes);
+#endif
 }
 
 }  // namespace

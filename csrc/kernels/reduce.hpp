@@ -49,6 +49,8 @@ class Combiner {
 struct KernelTable {
   const char* isa;
   CopyKernel copy;
+  CopyKernel
+      copy_nontemporal;  // the stores do not fetch the lines; everything is visible before a later store
   ReduceKernel reduce[kDTypeCount][kReduceOpCount];  // nullptr: this pair has no meaning
   ScaleKernel scale[kDTypeCount];
   CodecKernels codecs[kCodecCount];

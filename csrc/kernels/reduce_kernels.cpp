@@ -281,6 +281,7 @@ KernelTable make_table() {
   KernelTable table{};
   table.isa = UNISONO_STRING(UNISONO_ISA);
   table.copy = copy;
+  table.copy_nontemporal = copy_nontemporal;
   const auto row = [&](DType dtype) { return table.reduce[static_cast<size_t>(dtype)]; };
   const auto scaler = [&](DType dtype) -> ScaleKernel& { return table.scale[static_cast<size_t>(dtype)]; };
   add_bool(row(DType::kBool));

@@ -11,10 +11,10 @@ namespace {
 
 constexpr size_t kEagerBytes = 32 * 1024;
 
-// Copies between memory and a range of a ring, which may wrap around its end.
+// Copies between memory and a range of a ring of `size` bytes, which may wrap around its end.
 template <class Copy>
-void in_ring(uint64_t position, size_t nbytes, Copy copy) {
-  const uint64_t offset = position % kChannelBytes, before = std::min(nbytes, kChannelBytes - offset);
+void in_ring(uint64_t size, uint64_t position, size_t nbytes, Copy copy) {
+  const uint64_t offset = position & (size - 1), before = std::min(nbytes, size - offset);
   if (before > 0) copy(offset, size_t{0}, before);
   if (before < nbytes) copy(uint64_t{0}, before, nbytes - before);
 }
@@ -27,15 +27,16 @@ bool SocketStreams::write_whole(int peer, std::span<const unsigned char> first,
   Channel& ring = group_.region().channel(from, to);
   const uint64_t start = ring.written.load(std::memory_order_relaxed);
   const uint64_t end = start + first.size() + second.size();
+  const uint64_t size = group_.region().channel_bytes();
   uint64_t& consumed = known_consumed_[static_cast<size_t>(peer)];
-  if (end - consumed > kChannelBytes)
+  if (end - consumed > size)
     consumed = ring.consumed.load(std::memory_order_acquire);  // no sleep follows
-  if (end - consumed > kChannelBytes) return false;
-  unsigned char* const bytes = group_.region().channel_bytes(from, to);
+  if (end - consumed > size) return false;
+  unsigned char* const bytes = group_.region().channel_ring(from, to);
   uint64_t position = start;
   for (const auto& piece : {first, second}) {
-    in_ring(position, piece.size(), [&](uint64_t offset, size_t done, size_t nbytes) {
-      std::memcpy(bytes + offset, piece.data() + done, nbytes);
+    in_ring(size, position, piece.size(), [&](uint64_t offset, size_t done, size_t nbytes) {
+      shared_copies_[static_cast<size_t>(peer)].copy(bytes + offset, piece.data() + done, nbytes);
     });
     position += piece.size();
   }
@@ -57,8 +58,8 @@ uint64_t SocketStreams::peek(int peer, std::span<unsigned char> into, uint64_t a
   const uint64_t position = ring.consumed.load(std::memory_order_relaxed);
   const uint64_t available = ring.written.load(std::memory_order_acquire) - position;
   if (available < after + into.size()) return available;
-  const unsigned char* const bytes = group_.region().channel_bytes(from, to);
-  in_ring(position + after, into.size(), [&](uint64_t offset, size_t done, size_t nbytes) {
+  const unsigned char* const bytes = group_.region().channel_ring(from, to);
+  in_ring(group_.region().channel_bytes(), position + after, into.size(), [&](uint64_t offset, size_t done, size_t nbytes) {
     std::memcpy(into.data() + done, bytes + offset, nbytes);
   });
   return available;
@@ -77,7 +78,7 @@ bool Channels::send_now(int peer, int tag, uint32_t form, const void* data, size
     return false;
   Offers& to = offers(peer);
   if (to.peer_is_full) return false;
-  if ((to.sent_at_once += nbytes + sizeof(Header)) > kChannelBytes) {
+  if ((to.sent_at_once += nbytes + sizeof(Header)) > group_.region().channel_bytes()) {
     to.sent_at_once = 0;
     if (streams_.has_arrived(peer)) return false;  // perhaps that the peer is full
   }

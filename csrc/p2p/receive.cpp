@@ -7,13 +7,6 @@
 #include "p2p/channels.hpp"
 
 namespace unisono {
-namespace {
-
-// Bytes read from one rank before the next rank's turn: at least the size of a ring, so that no thread sleeps
-// while bytes are available.
-constexpr uint64_t kTurnBytes = 2 * kChannelBytes;
-
-}  // namespace
 
 // Reads headers until the bytes of a message follow.
 bool Channels::read_header(int peer) {
@@ -126,8 +119,10 @@ void Channels::pull(int peer, LargeMessages large) {
   IncomingMessage& incoming = incoming_[static_cast<size_t>(peer)];
   // A rank that has left, or is in an aborted group, sends nothing more: read all that has arrived.
   const bool over = group_.aborted() || group_.cell(peer).left.load(std::memory_order_acquire) != 0;
+  // Bytes read before the next rank's turn: at least a ring, so that no thread sleeps while bytes are there.
+  const uint64_t turn = 2 * group_.region().channel_bytes();
   uint64_t taken = 0;
-  while (incoming.arriving || ((over || taken < kTurnBytes) && read_header(peer))) {
+  while (incoming.arriving || ((over || taken < turn) && read_header(peer))) {
     const bool later = large == LargeMessages::kLater && incoming.header.nbytes >= kLarge;
     if (incoming.unmatched) {
       if (later && first_match(peer, incoming.header.tag) == nullptr) return;

@@ -49,6 +49,7 @@ SocketStreams::SocketStreams(GroupState& group, int rank, FileDescriptors socket
       control_(control),
       backed_(static_cast<size_t>(group.ranks()), false),
       known_consumed_(static_cast<size_t>(group.ranks()), 0),
+      shared_copies_(static_cast<size_t>(group.ranks())),
       remote_streams_(sockets.size()) {
   if (sockets.empty()) return;
   poll_ = FileDescriptor(checked(epoll_create1(EPOLL_CLOEXEC)));
@@ -84,13 +85,15 @@ size_t SocketStreams::write_slice(int peer, const unsigned char* data, size_t nb
   const int from = group_.region_index(rank_), to = group_.region_index(peer);
   Channel& ring = group_.region().channel(from, to);
   const uint64_t position = ring.written.load(std::memory_order_relaxed);
-  const uint64_t room = kChannelBytes - (position - ring.consumed.load(std::memory_order_seq_cst));
+  const uint64_t size = group_.region().channel_bytes();
+  const uint64_t room = size - (position - ring.consumed.load(std::memory_order_seq_cst));
   const size_t piece = std::min<uint64_t>(nbytes, room);
   if (piece == 0) return 0;
-  unsigned char* const bytes = group_.region().channel_bytes(from, to);
-  const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
-  kernels().copy(bytes + offset, data, first);
-  kernels().copy(bytes, data + first, piece - first);
+  unsigned char* const bytes = group_.region().channel_ring(from, to);
+  const uint64_t offset = position & (size - 1), first = std::min(piece, size - offset);
+  SharedCopy& into = shared_copies_[static_cast<size_t>(peer)];
+  into.copy(bytes + offset, data, first);
+  into.copy(bytes, data + first, piece - first);
   ring.written.store(position + piece, std::memory_order_seq_cst);  // R1: the bytes; R2
   notify(group_.cell(peer).message_event);
   return piece;
@@ -108,11 +111,12 @@ size_t SocketStreams::read_slice(int peer, unsigned char* data, size_t nbytes) {
   const int from = group_.region_index(peer), to = group_.region_index(rank_);
   Channel& ring = group_.region().channel(from, to);
   const uint64_t position = ring.consumed.load(std::memory_order_relaxed);
+  const uint64_t size = group_.region().channel_bytes();
   const uint64_t there = ring.written.load(std::memory_order_seq_cst) - position;
   const size_t piece = std::min<uint64_t>(nbytes, there);
   if (piece == 0) return 0;
-  const unsigned char* const bytes = group_.region().channel_bytes(from, to);
-  const uint64_t offset = position % kChannelBytes, first = std::min(piece, kChannelBytes - offset);
+  const unsigned char* const bytes = group_.region().channel_ring(from, to);
+  const uint64_t offset = position & (size - 1), first = std::min(piece, size - offset);
   kernels().copy(data, bytes + offset, first);
   kernels().copy(data + first, bytes, piece - first);
   ring.consumed.store(position + piece, std::memory_order_seq_cst);  // R1: behind the reads; R2

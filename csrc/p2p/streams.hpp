@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "protocol/shared_copy.hpp"
 #include "protocol/waiter.hpp"
 
 namespace unisono {
@@ -82,6 +83,7 @@ class SocketStreams final : public SocketPoller {
   ControlPlane* const control_;
   std::vector<bool> backed_;
   std::vector<uint64_t> known_consumed_;      // by receiver: a lower bound of `consumed`
+  std::vector<SharedCopy> shared_copies_;     // by receiver
   std::vector<RemoteStream> remote_streams_;  // empty when all ranks are on one host
   FileDescriptor poll_, wake_;
   std::atomic<uint32_t> epoch_{0};  // raised by every wake

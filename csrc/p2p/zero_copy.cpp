@@ -3,21 +3,15 @@
 #include "p2p/channels.hpp"
 
 namespace unisono {
-namespace {
-
-// Messages of at least this size are sent with zero copy, where ranks can read each other's memory.
-constexpr uint64_t kZeroCopyBytes = 64 * 1024;
-
-}  // namespace
 
 Channel& Channels::channel(int sender, int receiver) {
   return group_.region().channel(group_.region_index(sender), group_.region_index(receiver));
 }
 
-// Called before the header is written. One message at a time is sent with zero copy to a rank: later ones
-// wait.
+// Called before the header is written: a message of at least half a ring is sent with zero copy, where ranks
+// can read each other's memory. One at a time is sent so to a rank: later ones wait.
 void Channels::begin_zero_copy(Request& request) {
-  if (request.nbytes < kZeroCopyBytes || !group_.on_this_host(request.peer) || !group_.region().zero_copy())
+  if (request.nbytes < group_.region().channel_bytes() / 2 || !group_.on_this_host(request.peer) || !group_.region().zero_copy())
     return;
   if (!accessible(request.data, request.nbytes)) {
     if (!readable(request.data, request.nbytes)) group_.fail({FaultKind::kUnreadable, rank_, rank_});

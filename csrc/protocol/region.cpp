@@ -25,14 +25,14 @@ constexpr size_t kMostStaging = size_t{1} << 40;
 size_t whole_pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 struct RegionLayout {
-  size_t cells, fifos, channels, staging, channel_bytes, end;
+  size_t cells, fifos, channels, staging, rings, end;
   RegionLayout(size_t ranks, size_t staging_bytes) {
     cells = whole_pages(sizeof(RegionHeader));
     fifos = cells + whole_pages(ranks * sizeof(RankCell));
     channels = fifos + whole_pages(ranks * ranks * sizeof(Fifo));
     staging = channels + whole_pages(ranks * ranks * sizeof(Channel));
-    channel_bytes = staging + ranks * staging_bytes;
-    end = channel_bytes + ranks * ranks * kChannelBytes;
+    rings = staging + ranks * staging_bytes;
+    end = rings + ranks * ranks * channel_bytes_of(ranks);
   }
 };
 
@@ -81,7 +81,11 @@ Region::Region(int fd, uint32_t ranks, size_t staging_bytes, bool create)
     : Region(FileDescriptor(fd), 0, ranks, staging_bytes, create ? Maker::kFirst : Maker::kNone) {}
 
 Region::Region(FileDescriptor fd, size_t start, uint32_t ranks, size_t staging_bytes, Maker maker)
-    : fd_(std::move(fd)), start_(start), ranks_(ranks), staging_bytes_(staging_bytes) {
+    : fd_(std::move(fd)),
+      start_(start),
+      ranks_(ranks),
+      staging_bytes_(staging_bytes),
+      channel_bytes_(channel_bytes_of(ranks)) {
   if (ranks == 0 || ranks > kMostRanks)
     throw std::invalid_argument("a group has 1 to " + std::to_string(kMostRanks) + " ranks on a host");
   if (staging_bytes < 16 * kPageBytes || staging_bytes > kMostStaging || staging_bytes % kPageBytes != 0)
@@ -102,7 +106,7 @@ Region::Region(FileDescriptor fd, size_t start, uint32_t ranks, size_t staging_b
   fifos_ = reinterpret_cast<Fifo*>(base_ + layout.fifos);
   channels_ = reinterpret_cast<Channel*>(base_ + layout.channels);
   staging_ = base_ + layout.staging;
-  channel_bytes_ = base_ + layout.channel_bytes;
+  channel_rings_ = base_ + layout.rings;
   if (maker == Maker::kAll) return;  // the ranks know its numbers from their decision
   if (maker == Maker::kFirst) {      // a new memfd reads as zeros, which is every counter's first value
     header_->ranks = ranks;
@@ -163,7 +167,7 @@ void Region::back_fifo(int sender, int receiver) {
 
 bool Region::back_channel(int sender, int receiver) {
   return back(&channel(sender, receiver), sizeof(Channel)) == 0 &&
-         back(channel_bytes(sender, receiver), kChannelBytes) == 0;
+         back(channel_ring(sender, receiver), channel_bytes_) == 0;
 }
 
 }  // namespace unisono

@@ -25,10 +25,9 @@ namespace unisono {
 
 constexpr size_t kLineBytes = 128;
 constexpr size_t kPageBytes = 4096;
-constexpr uint32_t kHistory = 16;             // operations a rank remembers of itself, for error messages
-constexpr uint32_t kFifoSlots = 16;           // messages in flight on one edge
-constexpr size_t kInlineBytes = 40;           // a message this small travels inside its FIFO slot
-constexpr size_t kChannelBytes = 128 * 1024;  // point-to-point buffer of one ordered pair
+constexpr uint32_t kHistory = 16;    // operations a rank remembers of itself, for error messages
+constexpr uint32_t kFifoSlots = 16;  // messages in flight on one edge
+constexpr size_t kInlineBytes = 40;  // a message this small travels inside its FIFO slot
 constexpr size_t kReportBytes = 240;
 constexpr uint32_t kEagerRanks = 64;    // with more ranks on a host, a FIFO gets memory when a plan uses it
 constexpr size_t kProposalBytes = 896;  // the longest proposal of a membership
@@ -209,6 +208,17 @@ struct alignas(kLineBytes) RegionHeader {
   AbortCell abort;
 };
 
+// The ring of point-to-point messages of an ordered pair: a power of two. All rings of a sender take at most
+// kChannelsBytes, unless the least ones take more. A ring that is larger than a core's cache is faster, see
+// `warm_bytes` in shm.cpp.
+constexpr uint64_t kLeastChannelBytes = 128 * 1024, kMostChannelBytes = 1024 * 1024;
+constexpr uint64_t kChannelsBytes = 4 * 1024 * 1024;
+constexpr uint64_t channel_bytes_of(uint64_t ranks) {
+  uint64_t bytes = kMostChannelBytes;
+  while (bytes > kLeastChannelBytes && bytes * (ranks - 1) > kChannelsBytes) bytes /= 2;
+  return bytes;
+}
+
 class Region {
  public:
   // Maps `fd` (a memfd), or, with fd < 0, private memory for ranks that are threads.
@@ -226,6 +236,7 @@ class Region {
   // Checks a place in this region and returns it; throws std::invalid_argument.
   int member(int64_t index) const;
   size_t staging_bytes() const { return staging_bytes_; }
+  uint64_t channel_bytes() const { return channel_bytes_; }
   AbortCell& abort() { return header_->abort; }
   RankCell& cell(int index) { return cells_[index]; }
   Fifo& fifo(int sender, int receiver) { return fifos_[static_cast<size_t>(sender) * ranks_ + receiver]; }
@@ -233,8 +244,8 @@ class Region {
     return channels_[static_cast<size_t>(receiver) * ranks_ + sender];
   }
   unsigned char* staging(int index) { return staging_ + static_cast<size_t>(index) * staging_bytes_; }
-  unsigned char* channel_bytes(int sender, int receiver) {
-    return channel_bytes_ + (static_cast<size_t>(sender) * ranks_ + receiver) * kChannelBytes;
+  unsigned char* channel_ring(int sender, int receiver) {
+    return channel_rings_ + (static_cast<size_t>(sender) * ranks_ + receiver) * channel_bytes_;
   }
   // Allocate pages before they are used: running out of memory must be an error, never a SIGBUS.
   // `back_rank`: the staging memory of a rank and the channels to it; throws std::system_error. `back_fifo`:
@@ -262,6 +273,7 @@ class Region {
   const size_t start_;       // in the file
   uint32_t ranks_;
   size_t staging_bytes_;
+  uint64_t channel_bytes_;
   size_t bytes_;
   bool zero_copy_ = false;
   unsigned char* base_ = nullptr;
@@ -270,7 +282,7 @@ class Region {
   Fifo* fifos_ = nullptr;
   Channel* channels_ = nullptr;
   unsigned char* staging_ = nullptr;
-  unsigned char* channel_bytes_ = nullptr;
+  unsigned char* channel_rings_ = nullptr;
 };
 
 }  // namespace unisono

@@ -45,7 +45,7 @@ constexpr uint32_t digest(std::initializer_list<LayoutField> facts) {
 
 constexpr uint32_t kFacts = digest(
     {VALUE(kLineBytes), VALUE(kPageBytes), VALUE(kHistory), VALUE(kFifoSlots), VALUE(kInlineBytes),
-     VALUE(kChannelBytes), VALUE(kEagerRanks), VALUE(kReportBytes), VALUE(kProposalBytes),
+     VALUE(kLeastChannelBytes), VALUE(kMostChannelBytes), VALUE(kChannelsBytes), VALUE(kEagerRanks), VALUE(kReportBytes), VALUE(kProposalBytes),
      VALUE(kAccessProbe), VALUE(kUnitBytes), VALUE(kMostUnits), VALUE(kClosed), VALUE(kMostBytes),
      VALUE(kControlBytes), VALUE(kLeaving), VALUE(kLocated),
      // Shared memory.

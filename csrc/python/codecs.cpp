@@ -109,6 +109,15 @@ void bind_codecs(nb::module_& m) {
         return names;
       },
       "The instruction sets whose kernels this processor can run, the slowest first.");
+  m.def(
+      "copy",
+      [](Address out, Address in, size_t nbytes, bool nontemporal, const std::string& isa) {
+        const KernelTable& table = table_of(isa);
+        (nontemporal ? table.copy_nontemporal : table.copy)(reinterpret_cast<void*>(out),
+                                                            reinterpret_cast<const void*>(in), nbytes);
+      },
+      nb::arg("out"), nb::arg("in_"), nb::arg("nbytes"), nb::arg("nontemporal"), nb::arg("isa") = "",
+      "Copies bytes between addresses.");
   m.def("reduce", &reduce_values, nb::arg("dtype"), nb::arg("op"), nb::arg("out"), nb::arg("in_"),
         nb::arg("numel"), nb::arg("divisor") = 1.0, nb::arg("isa") = "",
         "Reduces arrays of one dtype, given by their addresses; False: the operation has no meaning for it.");

@@ -75,3 +75,16 @@ def test_a_kernel_equals_numpy(isa: str, dtype: str, op: un.ReduceOp) -> None:
                 wanted = expected(parts, op)
             for shift in (0, 1):
                 assert same(by_kernel(op, parts, isa, shift), wanted), (ranks, numel, shift)
+
+
+@each("isa", _native.isas())
+@each("nontemporal", [False, True])
+def test_copies_move_every_byte_and_no_other(isa: str, nontemporal: bool) -> None:
+    given = np.random.default_rng(7).integers(1, 255, 4400, np.uint8)
+    for offset in (0, 1, 31, 63, 64):
+        for nbytes in (0, 1, 63, 64, 65, 127, 128, 4095, 4096, 4300):
+            out = np.zeros(given.size + 128, np.uint8)
+            _native.copy(out.ctypes.data + offset, given.ctypes.data + 3, nbytes, nontemporal, isa)
+            expected = np.zeros_like(out)
+            expected[offset : offset + nbytes] = given[3 : 3 + nbytes]
+            assert np.array_equal(out, expected), (offset, nbytes)
