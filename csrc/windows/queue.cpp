@@ -137,7 +137,7 @@ bool SharedQueue::find_room(size_t nbytes) {
   return capacity_ - place_ >= nbytes || (latest_ && replace_newest(nbytes));
 }
 
-// With `latest` the newest message makes room for the next one, if no reader has it and the next one then fits.
+// With `latest` the newest message makes room for the next one, which then fits, if no reader has it.
 bool SharedQueue::replace_newest(size_t nbytes) {
   const uint64_t newest = cell_.newest.load(std::memory_order_relaxed);
   size_t start = 0;
@@ -264,7 +264,7 @@ bool SharedQueue::take_now(int place, QueueMessage& message) {
   if (presence(place) != Presence::kReading) return false;
   uint64_t& next = next_[static_cast<size_t>(place)];
   if (!latest_) next = std::max(next, reader(place).first.load());
-  const uint64_t newest = cell_.newest.load();  // R1
+  const uint64_t newest = cell_.newest.load();                                     // R1
   while (!latest_ && next < newest && record(next).number.load() != next) ++next;  // passed over
   if (newest < next) return false;
   const uint64_t number = latest_ ? newest : next;
