@@ -222,7 +222,7 @@ void bind_engine(nb::module_& m) {
   bind_messages(engine);
   bind_faults(m, engine);
   bind_membership(m, engine);
-  engine
+  engine.def("check_process", &Engine::check_process, "Raises RuntimeError in a forked child.")
       .def(
           "__init__",
           [](Engine* self, std::shared_ptr<Region> region, int rank, const std::vector<int>& pidfds,

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 #include <utility>
@@ -120,7 +121,7 @@ bool SharedQueue::fits(uint64_t at, size_t nbytes) const {
   return (next == stored_.end() ? capacity_ : next->first) - at >= nbytes;
 }
 
-// The end of the last message is tried first, then the first gap.
+// The end of the last message is tried first, then the first gap, then one that holds the newest message.
 bool SharedQueue::find_room(size_t nbytes) {
   place_ = tail_;
   if (!in_use_[number_ % kQueueRecords] && fits(place_, nbytes)) return true;
@@ -133,7 +134,32 @@ bool SharedQueue::find_room(size_t nbytes) {
     if (offset - place_ >= nbytes) return true;
     place_ = offset + one.nbytes;
   }
-  return capacity_ - place_ >= nbytes;
+  return capacity_ - place_ >= nbytes || (latest_ && replace_newest(nbytes));
+}
+
+// With `latest` the newest message makes room for the next one, which then fits, if no reader has it.
+bool SharedQueue::replace_newest(size_t nbytes) {
+  const uint64_t newest = cell_.newest.load(std::memory_order_relaxed);
+  size_t start = 0;
+  for (auto one = stored_.begin(); one != stored_.end(); ++one) {
+    const auto next = std::next(one);
+    const size_t end = next == stored_.end() ? capacity_ : next->first;
+    if (one->second.number == newest) {
+      if (end - start < nbytes || needed(newest)) return false;
+      record(newest).number.store(0);  // R2, as in `reclaim`
+      if (needed(newest)) {            // it stays the newest one for the others, too
+        record(newest).number.store(newest);
+        notify(cell_.put);
+        return false;
+      }
+      in_use_[newest % kQueueRecords] = false;
+      stored_.erase(one);
+      place_ = start;
+      return true;
+    }
+    start = one->first + one->second.nbytes;
+  }
+  return false;
 }
 
 uint64_t SharedQueue::reserve(size_t nbytes, const WindowLimits& limits) {

@@ -123,6 +123,7 @@ class SharedQueue {
   bool needed(uint64_t number);
   void reclaim();
   bool find_room(size_t nbytes);
+  bool replace_newest(size_t nbytes);
   bool fits(uint64_t at, size_t nbytes) const;
   bool take_now(int place, QueueMessage& message);
   int rank_of(int place) const { return ranks_[static_cast<size_t>(place)]; }

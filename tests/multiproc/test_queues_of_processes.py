@@ -27,8 +27,8 @@ HOSTS = pytest.mark.parametrize("per_host", cases(["0", "2"], long=["1"]))  # "2
 
 
 TOGETHER = {
-    2: ("left", "wrong", "forked"),
-    3: ("holding", "sizes", "kept", "joins", "threads", "two", "closed"),
+    2: ("left", "wrong", "forked", "inherited"),
+    3: ("holding", "sizes", "kept", "crowded", "joins", "threads", "two", "closed"),
     4: ("every", "latest"),
 }
 """Number of ranks -> what one job of them does, one after the other."""
@@ -95,6 +95,11 @@ def test_a_message_is_at_most_as_large_as_its_queue(per_host: str) -> None:
 @HOSTS
 def test_a_reader_keeps_messages_while_many_more_pass(per_host: str) -> None:
     assert outputs("kept", 3, per_host) == ["True True"] * 2
+
+
+def test_latest_replaces_a_message_that_no_reader_has() -> None:
+    late, read = "Timeout: queue.put timed out", "[200, 65336, 65336, 3]"
+    assert Counter(outputs("crowded", 3)) == {late: 1, read: 2}
 
 
 @HOSTS
@@ -202,3 +207,8 @@ def test_wrong_arguments() -> None:
 
 def test_a_forked_child_frees_nothing() -> None:
     assert outputs("forked", 2) == ["True"]
+
+
+@pytest.mark.parametrize("per_host", ["0", "1"])
+def test_a_forked_child_leaves_and_closes_nothing(per_host: str) -> None:
+    assert outputs("inherited", 2, per_host) == ["still here"]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import stat
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,8 @@ class OpenFile(State):
         self.atomic = False
         self.split: tuple[str, int] | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._turn = threading.Lock()  # of the threads that use this rank's pointer
+        self._whole = threading.Lock()  # of its atomic accesses, which `locked` does not keep apart
         self.see(0, _BYTE, _BYTE, "native")
         if amode & constants.MODE_APPEND:
             self.position = self.sought(0, constants.SEEK_END, 0)
@@ -245,22 +248,25 @@ class OpenFile(State):
 
     def access(self, call: str, block: Block, *at: int) -> int:
         """Read or write as the call's name says; how many bytes."""
-        where = self._located(call, block, at)
-        together = call.endswith("_all") and call.startswith("Write") and not self.atomic
-        done = self._move(call, block, self._pieces(where, block.nbytes), together)
-        if not at and not call.endswith(_SHARED):
-            self.position = where + done // self._item_nbytes
+        moves = not at and not call.endswith(_SHARED)
+        with self._turn if moves and not call.endswith("_all") else contextlib.nullcontext():
+            where = self._located(call, block, at)
+            together = call.endswith("_all") and call.startswith("Write") and not self.atomic
+            done = self._move(call, block, self._pieces(where, block.nbytes), together)
+            if moves:
+                self.position = where + done // self._item_nbytes
         return done
 
     def start(self, call: str, block: Block, *at: int) -> Operation:
         """The same in a thread of this file, one after the other. Pointers move now."""
-        where = self._located(call, block, at)
-        if not at and not call.endswith(_SHARED):
-            self.position = where + block.nbytes // self._item_nbytes
-        if self._thread is None:
-            from concurrent.futures import ThreadPoolExecutor
+        with self._turn:
+            where = self._located(call, block, at)
+            if not at and not call.endswith(_SHARED):
+                self.position = where + block.nbytes // self._item_nbytes
+            if self._thread is None:
+                from concurrent.futures import ThreadPoolExecutor
 
-            self._thread = ThreadPoolExecutor(1, "MPI.File")
+                self._thread = ThreadPoolExecutor(1, "MPI.File")
         move = classed(self.path)(self._move)
         return _Access(self._thread.submit(move, call, block, self._pieces(where, block.nbytes)))
 
@@ -303,7 +309,8 @@ class OpenFile(State):
 
     def _move(self, call: str, block: Block, pieces: Pieces, together: bool = False) -> int:
         external, reads = self.types[2] == "external32", call.startswith("Read")
-        with locked(self.fd, *pieces.span(), reads, self.atomic):
+        whole = self._whole if self.atomic else contextlib.nullcontext()
+        with whole, locked(self.fd, *pieces.span(), reads, self.atomic):
             if not reads:
                 data = block.type.swapped(block.pack()) if external else block.pack()
                 if not together or not self._write_together(pieces, data):

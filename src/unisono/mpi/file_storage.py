@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,7 +41,7 @@ _CLASSES = {
     errno.ELOOP: constants.ERR_BAD_FILE,
     errno.EINVAL: constants.ERR_ARG,
 }
-_OFD_SETLKW = 38  # <linux/fcntl.h>; a lock of the open file, which also keeps out threads of this process
+_OFD_SETLKW = 38  # <linux/fcntl.h>; a lock of the open file, which threads that use one descriptor share
 _FLOCK = struct.Struct("hhqqi4x")
 
 
@@ -113,8 +114,9 @@ def _read_window(fd: int, pieces: Pieces, out: Any) -> int:
     first, end = pieces.span()
     whole = np.empty(end - first, np.uint8)
     found = _read_run(fd, first, whole)
-    out[...] = whole[pieces.places(first)]
-    return int(np.clip(first + found - pieces.starts, 0, pieces.lengths).sum())
+    nbytes = int(np.clip(first + found - pieces.starts, 0, pieces.lengths).sum())
+    out[:nbytes] = whole[pieces.places(first)[:nbytes]]  # what lies behind the file's end stays as it is
+    return nbytes
 
 
 def write(fd: int, pieces: Pieces, data: Any) -> None:
@@ -151,14 +153,16 @@ class SharedNumber:
 
     def __init__(self, path: str) -> None:
         self.path, self._fd = path, -1
+        self._turn = threading.Lock()  # the lock of the file is that of its descriptor: of all threads here
 
     def add(self, amount: int, replace: bool = False) -> int:
-        """Add to it, or replace it; the value before."""
-        if self._fd < 0:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with locked(self._fd, 0, 8, shared=False):
-            before = int.from_bytes(os.pread(self._fd, 8, 0), "little")
-            os.pwrite(self._fd, (amount + (0 if replace else before)).to_bytes(8, "little"), 0)
+        """Add to it, or replace it; the value before. Any thread."""
+        with self._turn:
+            if self._fd < 0:
+                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with locked(self._fd, 0, 8, shared=False):
+                before = int.from_bytes(os.pread(self._fd, 8, 0), "little")
+                os.pwrite(self._fd, (amount + (0 if replace else before)).to_bytes(8, "little"), 0)
         return before
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 import os
 import resource
 import sys
+import threading
 
 import numpy as np
 from mpi4py import MPI
@@ -170,8 +171,60 @@ def check_a_full_disk():
     file.Close()
 
 
+def check_threads():
+    """Threads of all ranks append at the shared pointer, then at their rank's: no piece is lost or torn."""
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    file = MPI.File.Open(comm, NAME, NEW)
+    for call, threads in (("Write_shared", 4 * size), ("Write", 4)):
+        settle(file)
+        file.Set_size(0)
+        file.Seek(0)
+        first = rank * 4 + 1 if call == "Write_shared" else 1
+        if call == "Write" and rank:
+            continue  # one rank's pointer is enough
+        several = [
+            threading.Thread(target=write_often, args=(getattr(file, call), first + k)) for k in range(4)
+        ]
+        for each in several:
+            each.start()
+        for each in several:
+            each.join()
+        if call == "Write_shared":
+            settle(file)
+        pieces = np.fromfile(NAME, np.uint8).reshape(-1, 8)
+        assert (pieces == pieces[:, :1]).all()
+        assert np.bincount(pieces[:, 0]).tolist() == [0] + [100] * threads
+    sys.setswitchinterval(switch)
+    comm.Barrier()
+    file.Close()
+
+
+def write_often(write, number):
+    """100 pieces of 8 bytes."""
+    for _ in range(100):
+        write(np.full(8, number, np.uint8))
+
+
+def check_the_end():
+    """A read of small pieces at the file's end leaves the rest of the buffer as it was."""
+    file = MPI.File.Open(comm, NAME, NEW)
+    if rank == 0:
+        file.Write_at(0, np.ones(10, np.uint8))
+    settle(file)
+    file.Set_view(0, MPI.BYTE, MPI.BYTE.Create_vector(4, 1, 4).Create_resized(0, 16).Commit())
+    for start, expected in ((0, [1, 1, 1, 9, 9, 9, 9, 9]), (100, [9] * 8)):
+        found, status = np.full(8, 9, np.uint8), MPI.Status()
+        file.Read_at(start, found, status)
+        assert found.tolist() == expected
+        assert status.Get_count(MPI.BYTE) == expected.count(1)
+    file.Close()
+
+
 check_views()
 check_pointers()
+check_threads()
+check_the_end()
 check_errors()
 check_a_full_disk()
 print("files ok", flush=True)

@@ -115,6 +115,31 @@ def holding(group: Group) -> None:
     print((got == 1).all())
 
 
+def crowded(group: Group) -> None:
+    """With keep="latest" a message that does not fit beside the newest one takes its place."""
+    queue = group.queue(bytes=ROOM, keep="latest")
+    large = ROOM - 200
+    if group.rank == 0:
+        for nbytes in (100, large, large, 100, large):
+            queue.put(np.full(nbytes, 1, np.uint8), timeout=2)
+        group.barrier()
+        group.barrier()
+        print(failing(lambda: queue.put(np.full(large, 2, np.uint8), timeout=0.1))[:28])
+        group.barrier()
+        group.barrier()
+        queue.put(np.full(large, 3, np.uint8), timeout=5)
+        return
+    group.barrier()
+    got = queue.get(timeout=5)
+    sizes = [got.size]
+    group.barrier()
+    group.barrier()
+    sizes.append(int(got.sum()))
+    del got
+    group.barrier()
+    print([ROOM - large, *sizes, int(queue.get(timeout=5)[0])])
+
+
 def sizes(group: Group) -> None:
     """A message as large as the queue passes, a larger one is refused before a byte moves."""
     queue = group.queue(bytes=ROOM)
@@ -308,6 +333,23 @@ def forked(group: Group) -> None:
     group.barrier()
     group.barrier()
     print((kept == 3).all())
+
+
+def inherited(group: Group) -> None:
+    """What a forked child does with a queue that it has inherited changes nothing for the ranks."""
+    queue = group.queue(bytes=ROOM)
+    for name in ("leave", "join", "close", "put", "get"):
+        child = os.fork()
+        if child == 0:
+            failing(lambda name=name: getattr(queue, name)(*[1] * (name == "put")))  # type: ignore[misc]
+            os._exit(0)
+        os.waitpid(child, 0)
+    group.barrier()
+    if group.rank == 0:
+        queue.put("still here", timeout=5)
+    else:
+        print(queue.get(timeout=5))
+    group.barrier()
 
 
 if __name__ == "__main__":

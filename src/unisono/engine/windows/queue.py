@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,7 @@ class Queue:
         self._owner, self._ring, self._links, self._relay = owner, ring, links, relay
         self._lock = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
         owner.leave_callbacks.append(self._end)
 
     def put(self, obj: Any, *, timeout: Seconds = None) -> None:
@@ -211,6 +213,7 @@ class Queue:
             raise ValueError(f"{operation}: rank {rank} {does} this queue; {who}")
         if self._closed:
             raise GroupClosed(f"queue.{operation} failed: this rank has closed the queue or its group")
+        ring.engine.check_process()  # before a lock that another thread may have held at a fork
         return ring
 
     def _fail(self, operation: str, fault: int, limit_s: float, *details: int) -> NoReturn:
@@ -272,6 +275,8 @@ class Queue:
         if self._closed or self._ring is None:
             return
         self._closed = True
+        if os.getpid() != self._pid:  # a forked child's copy: its parent goes on
+            return
         native, place = self._ring.native, self._ring.place
         native.stop(place)  # ends a call of another thread, which has the lock
         with self._lock:
