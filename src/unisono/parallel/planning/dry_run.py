@@ -342,7 +342,7 @@ class _DryStep:
     def _see_model(self) -> None:
         root, watch = self._root, self._watch
         replicas = self._plan.zero == 0 and not self._plan.low  # a rank keeps the model's own parameters
-        watch.follow(root, self._names)
+        watch.follow([(self._names.get(module, ""), module) for module in root.modules()], always=True)
         with watch.labelled("parameters"):
             for buffer in root.buffers():
                 watch.see(buffer)

@@ -74,7 +74,7 @@ class CollectiveRecord(NamedTuple):
     measured_s: float
 
 
-class StepTrace:
+class ProfiledStep:
     """The events of one step on one rank."""
 
     def __init__(self, events: list[dict[str, Any]], base_ns: int) -> None:
@@ -128,7 +128,7 @@ class StepTrace:
         return whole
 
 
-def trace_step(work: Callable[[], Result]) -> tuple[Result, StepTrace]:
+def profile_step(work: Callable[[], Result]) -> tuple[Result, ProfiledStep]:
     """Run `work` under the profiler."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         result = work()
@@ -136,7 +136,7 @@ def trace_step(work: Callable[[], Result]) -> tuple[Result, StepTrace]:
         path = Path(folder, "trace.json")
         seen.export_chrome_trace(str(path))
         written = json.loads(path.read_text())
-    return result, StepTrace(written["traceEvents"], int(written.get("baseTimeNanoseconds", 0)))
+    return result, ProfiledStep(written["traceEvents"], int(written.get("baseTimeNanoseconds", 0)))
 
 
 def _around(event: dict[str, Any], ranges: list[dict[str, Any]]) -> list[str]:
@@ -243,7 +243,7 @@ def _figures(calls: list[CollectiveRecord]) -> str:
     return f"{len(calls):6}{nbytes:12.0f}{predicted * 1e3:10.3f}ms{measured * 1e3:10.3f}ms"
 
 
-def write_trace(watched: StepTrace, path: Path) -> None:
+def write_trace(watched: ProfiledStep, path: Path) -> None:
     """Write the step of all ranks as one file for ui.perfetto.dev. All ranks call this; rank 0 writes."""
     rows: list[dict[str, Any]] = []
     for event in watched.events:
