@@ -111,21 +111,17 @@ def trace_step(
     if cut is not None:
         _cut(shapes, cut, mode)
     if dtype is not None:
-        with shapes.mode, torch.no_grad():
-            for value in [*model.parameters(), *model.buffers()]:
-                if value.is_floating_point():
-                    value.data = value.data.to(dtype)
-    handles = mode.follow(model.named_modules())
+        with shapes.mode:
+            model.to(dtype)
     inputs, targets = shapes.inputs(batch[0]), shapes.inputs(batch[1])
-    try:
-        with _on_shapes(f"a step of {type(model).__name__}"), shapes.mode, torch.enable_grad(), mode:
-            result = output(call(model, cast(inputs, dtype)))
-            value = loss(cast(result, torch.float32), targets)
-            value = value[0] if isinstance(value, tuple) else value
-            mode.backward(value.mean() if value.dim() else value)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        mode.follow(model.named_modules()), _on_shapes(f"a step of {type(model).__name__}"), shapes.mode,
+        torch.enable_grad(), mode,
+    ):  # fmt: skip
+        result = output(call(model, cast(inputs, dtype)))
+        value = loss(cast(result, torch.float32), targets)
+        value = value[0] if isinstance(value, tuple) else value
+        mode.backward(value.mean() if value.dim() else value)
     found.homes = _homes(model, mode.called)
     return found
 
@@ -157,11 +153,11 @@ def trace_update(
 
 @contextmanager
 def _on_shapes(what: str, remedy: str = "") -> Iterator[None]:
-    """Say what an error means where there are no values. One that this package raises stays."""
+    """Say what an error means where there are no values. One of this package stays, if nothing else helps."""
     try:
         yield
     except Exception as error:
-        if is_ours(error):
+        if is_ours(error) and not remedy:
             raise
         why = "reads values of tensors" if is_about_data(error) else type(error).__name__
         line = next(iter(str(error).strip().splitlines()), "")
@@ -222,7 +218,7 @@ class TimedStep(StepTrace):
         self._mark()
         self.called.setdefault(path, (self.call, self.units[-1]))
 
-    def end(self, path: str, output: Any) -> None:  # noqa: ARG002
+    def end(self, path: str, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         """A call of a module ends."""
         if path in self._unit_paths:
             self.units.pop()

@@ -91,31 +91,28 @@ class Recorder(StepTrace):
 
     def run(self, model: nn.Module, sample: Any, forward: Callable[[Any], Any] | None = None) -> Graph:
         """Run `model` on `sample`, or `forward` on it, which runs parts of `model`."""
-        self.graph.model = type(model).__name__
         for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, value in named:
                 self.graph.names[name] = self._new(value, kind, name=name)
         buffers = dict(model.named_buffers())
         modules = [*model.named_modules()]
-        handles = self.follow(modules)
         self._names = {path: argument_names(module.forward) for path, module in modules}
-        plain = [each for each in modules if not isinstance(each[1], torch.jit.ScriptModule)]
-        forwards = [self._watched(*each) for each in plain]
         inputs = self._shapes.inputs(sample)
         drawn = _python_states()
         for tensor in tensors_in(inputs):
             self._new(tensor, "input")
         try:
             told = self.attention if self._attention else None
-            with quiet(), calls_told(told), self._shapes.mode, self, _Functions(self):
+            with (
+                self.follow(modules) as ends, quiet(), calls_told(told), self._shapes.mode, self,
+                _Functions(self),
+            ):  # fmt: skip
+                for path, module in modules:
+                    if not isinstance(module, torch.jit.ScriptModule):
+                        ends.callback(self._watched(path, module))
                 output = forward(inputs) if forward is not None else call(model, inputs)
         except Exception as error:
             raise self._error(error, model) from error
-        finally:
-            for handle in handles:
-                handle.remove()
-            for restore in forwards:
-                restore()
         if _python_states() != drawn:
             raise CaptureError(
                 f"{self.graph.model} draws numbers from Python's random or NumPy while it runs, so it does "
@@ -269,7 +266,7 @@ class Recorder(StepTrace):
             output = run(*args, **named)
             self._end_body(output)
             if alone:
-                self.end(path, output)
+                self.end(path, module, args, output)
             return output
 
         def restore() -> None:
@@ -310,7 +307,7 @@ class Recorder(StepTrace):
         frame.slots = frame.slots[0], tuple(slot for slot, _ in slots_in(output))
         frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
 
-    def end(self, path: str, output: Any) -> None:  # noqa: ARG002
+    def end(self, path: str, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         """A call of a module ends."""
         frame = self.graph.frames[self.frames[-1]]
         if frame.begin < 0:  # of a script, whose forward is not watched

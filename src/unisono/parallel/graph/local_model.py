@@ -62,16 +62,10 @@ class LocalModel:
 
     def _gather(self, module: nn.Module) -> None:
         run = module.forward
-        parts, recorder = self._choice.parts, self.recorder
 
         @wraps(run)
         def forward(*args: Any, **named: Any) -> Tensor:
-            output: Tensor = run(*args, **named)
-            with recorder.paused:
-                whole = output.new_zeros(*output.shape[:-1], output.shape[-1] * parts)
-                whole = whole + output.sum()  # with its gradient
-            recorder.stand_in(output, whole)
-            return whole
+            return self._stand_in(run(*args, **named), ModuleMove("gather", -1))
 
         module.forward = forward  # type: ignore[method-assign]
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from unisono.torch_internals.fake import OperatorMode, number_read
 
@@ -73,25 +72,18 @@ class StepTrace(OperatorMode):
     def begin(self, path: str, module: nn.Module, args: Any, named: Any) -> None:
         """A call of a module begins."""
 
-    def end(self, path: str, output: Any) -> None:
+    def end(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
         """It ends."""
 
-    def follow(
-        self, modules: Iterable[tuple[str, nn.Module]], *, always: bool = False
-    ) -> list[RemovableHandle]:
-        """See the calls of these modules from now on. `always`: also the end of one that raises."""
-
-        def pair(path: str, module: nn.Module) -> Iterator[RemovableHandle]:
-            def begin(_module: nn.Module, args: Any, named: Any) -> None:
-                self.begin(path, module, args, named)
-
-            def end(_module: nn.Module, _args: Any, output: Any) -> None:
-                self.end(path, output)
-
-            yield module.register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
-            yield module.register_forward_hook(end, always_call=always)
-
-        return [handle for each in modules for handle in pair(*each)]
+    def follow(self, modules: Iterable[tuple[str, nn.Module]], *, always: bool = False) -> ExitStack:
+        """See the calls of these modules until what it returns closes. `always`: also the end by an error."""
+        ends = ExitStack()
+        for path, module in modules:  # functions, which a copy of the module shares
+            before = lambda module, args, named, path=path: self.begin(path, module, args, named)  # noqa: E731
+            after = lambda module, args, output, path=path: self.end(path, module, args, output)  # noqa: E731
+            ends.callback(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+            ends.callback(module.register_forward_hook(after, always_call=always).remove)
+        return ends
 
     @contextmanager
     def having(self, **values: Any) -> Iterator[None]:
@@ -105,11 +97,7 @@ class StepTrace(OperatorMode):
 
 
 def program_frame(ends: Callable[[CodeType], bool] = lambda _: False) -> FrameType | None:
-    """The innermost line of the program, outside PyTorch and this package.
-
-    Args:
-        ends: code of this package outside of which no line is the program's.
-    """
+    """Where the program is, outside PyTorch and this package. `ends`: code around which it is nowhere."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
         frame = None if ends(frame.f_code) else frame.f_back

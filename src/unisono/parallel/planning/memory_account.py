@@ -365,9 +365,9 @@ class StorageWatch(StepTrace):
         self.account: Any = None
         self.cause = "temporary"
         self._device_type = device_type
-        self._charges: dict[int, Charge | None] = {}  # of a storage, by its address; None: it is not counted
+        # of a storage, by its address, with what tells its end; None: it is not counted
+        self._charges: dict[int, tuple[Charge | None, Any]] = {}
         self._streams: dict[Any, int] = {}
-        self._ends: dict[int, Any] = {}
         self._modules: list[str] = []
         self._places: dict[int, tuple[str, str]] = {}  # number of an autograd function -> module, line
 
@@ -399,12 +399,11 @@ class StorageWatch(StepTrace):
         if key in self._charges:
             return
         charge = self.account.charge(storage.nbytes(), self.cause, self._stream()) if counts else None
-        self._charges[key] = charge
-        self._ends[key] = weakref.ref(storage, lambda _: self._end(key))
+        self._charges[key] = charge, weakref.ref(storage, lambda _: self._end(key))
 
     def relabel(self, tensor: Tensor, cause: str) -> None:
         """Count the storage of a tensor under another cause."""
-        charge = self._charges.get(memory_of(tensor)[1])
+        charge, _ = self._charges.get(memory_of(tensor)[1], (None, None))
         if charge is not None:
             self.account.relabel(charge, cause)
 
@@ -423,11 +422,11 @@ class StorageWatch(StepTrace):
 
         def resize(storage: Any, nbytes: int) -> Any:
             number = address_of(storage)
-            charge = self._charges.get(number)
+            charge, end = self._charges.get(number, (None, None))
             found = plain(storage, nbytes)
             if charge is not None:
                 self.account.release(charge)
-                self._charges[number] = self.account.charge(nbytes, charge.cause, self._stream())
+                self._charges[number] = self.account.charge(nbytes, charge.cause, self._stream()), end
             return found
 
         kind.resize_ = resize
@@ -441,24 +440,15 @@ class StorageWatch(StepTrace):
                 kind.resize_ = own
 
     def _end(self, key: int) -> None:
-        charge = self._charges.pop(key, None)
-        self._ends.pop(key, None)
+        charge, _ = self._charges.pop(key, (None, None))
         if charge is not None:
             self.account.release(charge)
-
-    def reading(self, number: float) -> Any:
-        """Have programs read this number."""
-        return self.having(numbers=number)
-
-    def labelled(self, cause: str) -> Any:
-        """Charge what is made here to another cause."""
-        return self.having(cause=cause)
 
     def begin(self, path: str, module: nn.Module, args: Any, named: Any) -> None:  # noqa: ARG002
         """The program is in a module."""
         self._modules.append(path)
 
-    def end(self, path: str, output: Any) -> None:  # noqa: ARG002
+    def end(self, path: str, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
         """It is in the one around that."""
         self._modules.pop()
 
