@@ -26,9 +26,8 @@ from .mesh import PlanMesh
 
 Result = TypeVar("Result")
 SIZES = {
-    "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "short": 2, "bool":
-    1,
-    "unsigned char": 1, "signed char": 1,
+    "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "short": 2,
+    "bool": 1, "unsigned char": 1, "signed char": 1,
 }  # fmt: skip
 MOVED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 COLLECTIVE = re.compile(r"(?:unisono|nccl|gloo):(_?\w+)")
@@ -250,12 +249,8 @@ def write_trace(watched: ProfiledStep, path: Path) -> None:
         row = _row(event["name"])
         if row is None and (event.get("cat") != "cpu_op" or event["dur"] < 20):
             continue
-        kept = {
-            "ph": "X",
-            "name": event["name"].removeprefix("up::"),
-            "pid": dist.get_rank(),
-            "tid": row or "compute",
-        }
+        name = event["name"].removeprefix("up::")
+        kept = {"ph": "X", "name": name, "pid": dist.get_rank(), "tid": row or "compute"}
         kept |= {"ts": watched.base_ns / 1e3 + event["ts"], "dur": event["dur"]}
         rows.append(kept | {"args": {"bytes": _nbytes(event)} if row == "collectives" else {}})
     gathered = gather_on_rank_0(lambda: rows)
