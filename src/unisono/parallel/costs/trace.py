@@ -111,8 +111,10 @@ def trace_step(
     if cut is not None:
         _cut(shapes, cut, mode)
     if dtype is not None:
-        with shapes.mode:
-            model.to(dtype)
+        with shapes.mode, torch.no_grad():
+            for value in [*model.parameters(), *model.buffers()]:
+                if value.is_floating_point():
+                    value.data = value.data.to(dtype)
     inputs, targets = shapes.inputs(batch[0]), shapes.inputs(batch[1])
     with (
         mode.follow(model.named_modules()), _on_shapes(f"a step of {type(model).__name__}"), shapes.mode,
