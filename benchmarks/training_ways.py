@@ -85,10 +85,10 @@ class TrainingRank(TurnWorker):
 
     def received(self, way: str) -> dict[str, Any]:
         """The bytes that this rank receives in a step. Lifts the limit of memory, for the profiler."""
-        from unisono.parallel.step_trace import trace_step
+        from unisono.parallel.profiled_step import profile_step
 
         resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        _, trace = trace_step(self.ways[way])
+        _, trace = profile_step(self.ways[way])
         return {"bytes": trace.received(self.size)}
 
     def peak(self) -> dict[str, Any]:

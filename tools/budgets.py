@@ -30,7 +30,6 @@ WHOLE: dict[str, str] = {
     "src/unisono/parallel/context/program.py": "one program on positions: its proof, its steps, its run",
     "src/unisono/parallel/context/rules.py": "the rule of each operator, and their table",
     "src/unisono/parallel/costs/step_time.py": "a step on paper: its schedule, clocks and cores of its ranks",
-    "src/unisono/parallel/costs/trace.py": "a trace: its parts, its recording, other rows from two",
     "src/unisono/parallel/elastic/transactions.py": "a call, a loss in it, the agreement",
     "src/unisono/parallel/pipeline/schedule.py": "schedules: the order of actions, its proof, its times",
     "src/unisono/parallel/pipeline/runtime.py": "one rank's step: its actions and their messages",

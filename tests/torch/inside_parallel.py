@@ -35,8 +35,9 @@ from unisono.parallel.costs.step_time import (
     step_forecast,
 )
 from unisono.parallel.costs.task import TrainingTask
-from unisono.parallel.costs.trace import NO_UNIT, TracedStep, trace_step, trace_update
+from unisono.parallel.costs.trace import NO_UNIT, TimedStep, TracedStep, trace_step, trace_update
 from unisono.parallel.experts import spread
+from unisono.parallel.graph.capture import Recorder
 from unisono.parallel.graph.program import Ref, template
 from unisono.parallel.graph.proof import prove as prove_cut
 from unisono.parallel.graph.rules import WHOLE, rule_of

@@ -63,10 +63,10 @@ from .pipeline.schedule import Schedule, Span, Timeline
 from .plan import Plan
 from .precision import LossScaler, UnitScales
 from .prediction import evaluating, joined, prediction, proved_schedule
+from .profiled_step import CommunicationReport, ProfiledStep, write_trace
+from .profiled_step import profile_step as watching
 from .replicated_parameters import ReplicatedParameters, mark_of
 from .sharded_parameters import own_units, reshard
-from .step_trace import CommunicationReport, StepTrace, write_trace
-from .step_trace import trace_step as watching
 from .swap import ParameterSwap
 from .weights import (
     RunRanks,
@@ -147,7 +147,7 @@ class Run:
             self._check = ForecastCheck(prediction, self.mesh.axes.device_type)
         self._asked = False  # a newcomer waits at some rank
         self._spans: list[Span] = []
-        self._watched: StepTrace | None = None
+        self._watched: ProfiledStep | None = None
         self._checkpoints = CheckpointWriter()
         self._statistics, self._written = built.statistics(self.mesh), WrittenParameters(built)
         self._waiting = list[Any]()  # the accumulated gradients after a step
@@ -445,7 +445,7 @@ class Run:
         """Return the share of the last watched step in which this rank was in a collective or a message."""
         return self._seen().share()
 
-    def _seen(self) -> StepTrace:
+    def _seen(self) -> ProfiledStep:
         if self._watched is None:
             raise RuntimeError("no step was watched; call run.step(batch, watch=True) on all ranks first")
         return self._watched

@@ -23,7 +23,7 @@ from parallel import models, sweep
 from parallel.group_of_a_job import process_group
 from parallel.plain_training import local
 from unisono.parallel import sharded_parameters
-from unisono.parallel.step_trace import trace_step
+from unisono.parallel.profiled_step import profile_step
 
 SMALL_MODEL_BYTES = sharded_parameters.SMALL_MODEL_BYTES
 
@@ -220,7 +220,7 @@ def check_a_small_model_is_one_unit(folder: Path) -> None:
 def check_bytes_received_leave_out_those_sent(folder: Path) -> None:
     run = made("mlp", up.Plan(pipeline=2))
     (batch,) = run.shard(models.vector_batches(1, 8))
-    _, trace = trace_step(lambda: run.step(batch, watch=False))
+    _, trace = profile_step(lambda: run.step(batch, watch=False))
     calls = trace.calls(run.mesh, up.Link())
     assert {"send", "recv"} <= {call.operation for call in calls}
     assert trace.received(2) == sum(call.nbytes for call in calls if call.operation != "send")

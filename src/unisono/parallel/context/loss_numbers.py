@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 
 from unisono.parallel.graph.containers import mapped, tensors_in
+from unisono.parallel.graph.step_trace import StepTrace
 from unisono.parallel.program_state import COUNTS
-from unisono.torch_internals.fake import OperatorMode, fake_mode, is_fake, memory_of
+from unisono.torch_internals.fake import fake_mode, is_fake, memory_of
 
 from .call import ContextError
 
 NUMBERS: Any = (bool, int, float, complex, str)
 
 
-class _NumbersRead(OperatorMode):
+class _NumbersRead(StepTrace):
     """Notes the operators that run, with their numbers, and the memory of tensors that the loss has itself.
 
     Args:
@@ -42,11 +43,11 @@ class _NumbersRead(OperatorMode):
         self.read: dict[int, tuple[Any, int]] = {}
         self._known, self._fresh = known, fresh
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        own = [self._own(func, each) for each in tensors_in((args, named)) if not is_fake(each)]
-        self.noted.append((str(func), *map(repr, tensors_in((args, named), NUMBERS)), *own))
-        return func(*args, **named)
+    def operator(self, op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run one operator, and note what it reads."""
+        own = [self._own(op, each) for each in tensors_in((args, named)) if not is_fake(each)]
+        self.noted.append((str(op), *map(repr, tensors_in((args, named), NUMBERS)), *own))
+        return op(*args, **named)
 
     def _own(self, func: Any, tensor: Tensor) -> Any:
         storage, _ = memory_of(tensor)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from unisono.parallel.step_trace import StepTrace, trace_step
+from unisono.parallel.profiled_step import ProfiledStep, profile_step
 
 CAUSES = {
     "forward": "compute",
@@ -130,7 +130,7 @@ class ForecastCheck:
         if self._peak_before is None:
             self._peak_before = self._peak()
         if len(self._taken) == WARM + MEASURED:
-            loss, trace = trace_step(train)
+            loss, trace = profile_step(train)
             self._tell(trace)
             return loss
         began = time.perf_counter()
@@ -148,7 +148,7 @@ class ForecastCheck:
     def _far(self) -> bool:
         return abs(self._seconds / self._forecast.total - 1) > self._limit
 
-    def _tell(self, trace: StepTrace | None) -> None:
+    def _tell(self, trace: ProfiledStep | None) -> None:
         """Say what differs, if anything does."""
         self.done = True
         told = [] if trace is None else [self._about_time(trace)]
@@ -156,7 +156,7 @@ class ForecastCheck:
         if told:
             warnings.warn("; ".join(told), ForecastWarning, stacklevel=4)
 
-    def _about_time(self, trace: StepTrace) -> str:
+    def _about_time(self, trace: ProfiledStep) -> str:
         """Example: a step takes 41 ms, 38% more than the 30 ms of its forecast. The largest cause is ..."""
         said, took = self._forecast.total, self._seconds
         communication, waiting = trace.shares()

@@ -24,11 +24,12 @@ from unisono.parallel.generators import RngRegion
 from unisono.parallel.graph.capture import CaptureError, Shapes, call
 from unisono.parallel.graph.containers import cast, tensors_in
 from unisono.parallel.graph.cut import Cut
+from unisono.parallel.graph.step_trace import StepTrace
 from unisono.parallel.optimizers import chooses_lists, optimizers_of
 from unisono.parallel.tensor_moves import TensorAxis
 from unisono.parallel.tensor_parallel import run_cut
 from unisono.torch_internals import autograd
-from unisono.torch_internals.fake import OperatorMode, is_about_data, number_read
+from unisono.torch_internals.fake import READ, is_about_data
 
 from .operators import TracedOperator, point_of
 
@@ -106,7 +107,7 @@ def trace_step(
     """
     model = shapes.model
     found = TracedStep(model)
-    mode = _StepMode(found)
+    mode = TimedStep(found, units)
     if cut is not None:
         _cut(shapes, cut, mode)
     if dtype is not None:
@@ -114,24 +115,15 @@ def trace_step(
             for value in [*model.parameters(), *model.buffers()]:
                 if value.is_floating_point():
                     value.data = value.data.to(dtype)
-    handles = _hooks(model, units, mode)
     inputs, targets = shapes.inputs(batch[0]), shapes.inputs(batch[1])
-    try:
-        with shapes.mode, torch.enable_grad(), mode:
-            result = output(call(model, cast(inputs, dtype)))
-            value = loss(cast(result, torch.float32), targets)
-            value = value[0] if isinstance(value, tuple) else value
-            mode.backward(value.mean() if value.dim() else value)
-    except Exception as error:
-        if is_ours(error):
-            raise
-        why = "reads values of tensors" if is_about_data(error) else type(error).__name__
-        raise CaptureError(
-            f"a step of {type(model).__name__} cannot run on shapes: {why}: {_first_line(error)}"
-        ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        mode.follow(model.named_modules()), _on_shapes(f"a step of {type(model).__name__}"), shapes.mode,
+        torch.enable_grad(), mode,
+    ):  # fmt: skip
+        result = output(call(model, cast(inputs, dtype)))
+        value = loss(cast(result, torch.float32), targets)
+        value = value[0] if isinstance(value, tuple) else value
+        mode.backward(value.mean() if value.dim() else value)
     found.homes = _homes(model, mode.called)
     return found
 
@@ -147,12 +139,12 @@ def trace_update(
         CaptureError: it raises.    ValueError, TypeError: no run takes it.
     """
     seen = TracedStep(traced.model)
-    mode = _StepMode(seen)
-    mode.phase = "update"
-    with _on_shapes():
+    mode = TimedStep(seen, phase="update")
+    remedy = ". With optimizer=None the update is priced as Adam's"
+    with _on_shapes("the optimizer", remedy):
         made = optimizer(parameters)
     every = optimizers_of(made, parameters, swap=False)
-    with _on_shapes(), mode:
+    with _on_shapes("the optimizer", remedy), mode, mode.having(numbers=READ):
         for one in every if on_gpu else ():
             _step_by_lists(one)
         seen.operators.clear()
@@ -162,19 +154,16 @@ def trace_update(
 
 
 @contextmanager
-def _on_shapes() -> Iterator[None]:
-    """Say that an error is of an optimizer without values."""
+def _on_shapes(what: str, remedy: str = "") -> Iterator[None]:
+    """Say what an error means where there are no values. One of this package stays, if nothing else helps."""
     try:
         yield
     except Exception as error:
-        raise CaptureError(
-            f"the optimizer cannot run on shapes: {type(error).__name__}: {_first_line(error)}. With "
-            "optimizer=None the update is priced as Adam's"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")
+        if is_ours(error) and not remedy:
+            raise
+        why = "reads values of tensors" if is_about_data(error) else type(error).__name__
+        line = next(iter(str(error).strip().splitlines()), "")
+        raise CaptureError(f"{what} cannot run on shapes: {why}: {line}{remedy}") from error
 
 
 def _step_by_lists(optimizer: Any) -> None:
@@ -185,30 +174,28 @@ def _step_by_lists(optimizer: Any) -> None:
     optimizer.step()
 
 
-class _StepMode(OperatorMode):
-    """Notes each operator with its phase, module call and unit."""
+class TimedStep(StepTrace):
+    """What takes time in a step: each operator with its phase, module call and unit."""
 
-    def __init__(self, found: TracedStep) -> None:
-        super().__init__()
-        self.found, self.phase = found, "forward"
-        self.call, self.units = -1, [NO_UNIT]
+    def __init__(self, found: TracedStep, units: Collection[str] = (), phase: str = "forward") -> None:
+        super().__init__(phase)
+        self.found, self.call, self.units = found, -1, [NO_UNIT]
         self.called: dict[str, tuple[int, str]] = {}  # where each module is called first
+        self._unit_paths, self._counts = set(units), Counter[str]()
         self._bounds: list[int] = [-1]  # numbers of functions where another call or unit begins
         self._places: list[tuple[int, str]] = [(-1, NO_UNIT)]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        if self.phase == "update" and (number := number_read(func, args)) is not None:
-            return number
-        output = func(*args, **named)
-        if func.namespace in ("prim", "profiler") or (self.phase == "backward" and self._accumulates()):
+    def operator(self, op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run one operator, and note it."""
+        output = op(*args, **named)
+        if op.namespace in ("prim", "profiler") or (self.phase == "backward" and self._accumulates()):
             return output
         followed = self.phase == "backward" or (
             self.phase == "forward"
             and torch.is_grad_enabled()
             and any(tensor.requires_grad for tensor in tensors_in((args, named)))
         )
-        size = point_of(func, args, named, output)
+        size = point_of(op, args, named, output)
         self.found.operators.append(TracedOperator(size, self.phase, self.call, self.units[-1], followed))
         if size.kind == "attention":  # whose positions a context axis could cut
             q, k, v = [arg for arg in args if isinstance(arg, Tensor)][:3]
@@ -222,7 +209,24 @@ class _StepMode(OperatorMode):
         move = TracedMove(collective, nbytes, phase or self.phase, self.call, self.units[-1])
         self.found.moves.append(move)
 
-    def mark(self) -> None:
+    def begin(self, path: str, module: nn.Module, args: Any, named: Any) -> None:  # noqa: ARG002
+        """A call of a module begins, and perhaps a unit."""
+        self.call = len(self.found.calls)
+        nbytes = sum(tensor.nbytes for tensor in tensors_in((args, named)))
+        self.found.calls.append(ModuleCall(path, self._counts[path], nbytes))
+        self._counts[path] += 1
+        if path in self._unit_paths:
+            self.units.append(path)
+        self._mark()
+        self.called.setdefault(path, (self.call, self.units[-1]))
+
+    def end(self, path: str, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        """A call of a module ends."""
+        if path in self._unit_paths:
+            self.units.pop()
+            self._mark()
+
+    def _mark(self) -> None:
         """Functions of autograd that are made from now on belong to the present call and unit."""
         self._bounds.append(autograd.next_sequence())
         self._places.append((self.call, self.units[-1]))
@@ -256,39 +260,10 @@ def _homes(model: nn.Module, called: dict[str, tuple[int, str]]) -> dict[str, tu
     return found
 
 
-def _hooks(model: nn.Module, units: Collection[str], mode: _StepMode) -> list[Any]:
-    """Follow calls and units while the model runs; note where each module is called first."""
-    counts, units = Counter[str](), set(units)
-    handles: list[Any] = []
-
-    def begin(path: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: Any, named: Any) -> None:
-            mode.call = len(mode.found.calls)
-            nbytes = sum(tensor.nbytes for tensor in tensors_in((args, named)))
-            mode.found.calls.append(ModuleCall(path, counts[path], nbytes))
-            counts[path] += 1
-            if path in units:
-                mode.units.append(path)
-            mode.mark()
-            mode.called.setdefault(path, (mode.call, mode.units[-1]))
-
-        return hook
-
-    def end(_module: nn.Module, _args: Any, _output: Any) -> None:
-        mode.units.pop()
-        mode.mark()
-
-    for path, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(begin(path), prepend=True, with_kwargs=True))
-        if path in units:
-            handles.append(module.register_forward_hook(end))
-    return handles
-
-
 # ---- the tensor axis ----
 
 
-def _cut(shapes: Shapes, cut: Cut, mode: _StepMode) -> None:
+def _cut(shapes: Shapes, cut: Cut, mode: TimedStep) -> None:
     """Have the copy run on one rank's parts, with collectives that only say what they are."""
 
     def part(value: Tensor, dim: int) -> Tensor:

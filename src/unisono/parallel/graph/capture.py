@@ -10,12 +10,10 @@ import contextlib
 import functools
 import linecache
 import logging
-import os
 import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,17 +23,17 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from unisono.torch_internals.fake import OperatorMode, is_about_data, memory_of
+from unisono.torch_internals.fake import is_about_data, memory_of
 from unisono.torch_internals.training import module_at
 
 from .containers import argument_names, mapped, numbers_of, slots_in, slots_of_call, tensors_in
 from .noted_call import ATTENTION, FUNCTION, PartsOp, bound, calls_told, check_at, left_in_parts, noted_call
 from .program import Frame, FunctionCall, Graph, Node, Ref, Value, flops_of
 from .shapes import CaptureError, Shapes, check_collective
+from .step_trace import PACKAGES, StepTrace, program_frame
 
 __all__ = ["SIZED", "CaptureError", "Recorder", "Shapes", "call", "capture", "quiet"]
 
-PACKAGES = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)
 CHECKPOINT = torch.utils.checkpoint.__file__
 MODULE = nn.modules.module.__file__
 STATE = frozenset(vars(nn.Module()))  # what nn.Module itself keeps among a module's attributes
@@ -69,8 +67,8 @@ def capture(model: nn.Module, sample: Any) -> Graph:
     return Recorder(shapes).run(shapes.model, sample)
 
 
-class Recorder:
-    """Records one run of a model's copy.
+class Recorder(StepTrace):
+    """Records one run of a model's copy: the graph of a step.
 
     Args:
         watch: called with each call of a function that takes sizes; returns the arguments to use.
@@ -80,8 +78,8 @@ class Recorder:
     def __init__(
         self, shapes: Shapes, watch: Callable[..., Any] | None = None, *, attention: bool = False
     ) -> None:
+        super().__init__()
         self.graph = Graph(type(shapes.model).__name__)
-        self.paused = 0
         self._shapes, self._watch, self._attention = shapes, watch, attention
         self._known: dict[int, tuple[Tensor, int]] = {}  # the tensor is kept, so that its id stays its own
         self._storages: dict[int, tuple[Any, int]] = {}
@@ -89,35 +87,39 @@ class Recorder:
         self.frames: list[int] = []
         self._ordinals: list[int] = [0]
         self._call = -1
+        self._names: dict[str, tuple[str, ...]] = {}  # of a module -> of its arguments by place
 
     def run(self, model: nn.Module, sample: Any, forward: Callable[[Any], Any] | None = None) -> Graph:
         """Run `model` on `sample`, or `forward` on it, which runs parts of `model`."""
-        self.graph.model = type(model).__name__
         for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, value in named:
                 self.graph.names[name] = self._new(value, kind, name=name)
         buffers = dict(model.named_buffers())
-        ends = [self._watched(path, module) for path, module in model.named_modules()]
+        modules = [*model.named_modules()]
+        self._names = {path: argument_names(module.forward) for path, module in modules}
         inputs = self._shapes.inputs(sample)
         drawn = _python_states()
         for tensor in tensors_in(inputs):
             self._new(tensor, "input")
         try:
             told = self.attention if self._attention else None
-            with quiet(), calls_told(told), self._shapes.mode, _Operators(self), _Functions(self):
+            with (
+                self.follow(modules) as ends, quiet(), calls_told(told), self._shapes.mode, self,
+                _Functions(self),
+            ):  # fmt: skip
+                for path, module in modules:
+                    if not isinstance(module, torch.jit.ScriptModule):
+                        ends.callback(self._watched(path, module))
                 output = forward(inputs) if forward is not None else call(model, inputs)
         except Exception as error:
             raise self._error(error, model) from error
-        finally:
-            for end in ends:
-                end()
         if _python_states() != drawn:
             raise CaptureError(
                 f"{self.graph.model} draws numbers from Python's random or NumPy while it runs, so it does "
                 "not run one program. Draw them outside, and give them to it",
                 final=True,
             )
-        self.graph.result = mapped(output, lambda tensor: Ref(self.value(tensor)))
+        self.graph.result = self._refs(output)
         self.graph.outputs = [ref.value for ref in tensors_in(self.graph.result, Ref)]
         if why := left_in_parts(self.graph.nodes, [*self.graph.outputs]):
             raise CaptureError(f"{self.graph.model}: {why}", final=True)
@@ -131,7 +133,10 @@ class Recorder:
 
     def value(self, tensor: Tensor) -> int:
         """The number of a tensor; one that nothing made is a constant."""
-        self.paused += 1  # what is asked of a tensor here is no call of the program
+        with self.paused:  # what is asked of a tensor here is no call of the program
+            return self._number(tensor)
+
+    def _number(self, tensor: Tensor) -> int:
         known = self._known.get(id(tensor))
         original = None if known else self._shapes.original(tensor)
         if original is not None:
@@ -149,28 +154,29 @@ class Recorder:
         self._made_by[number] = made_by
         if _hides(made_by):
             self.graph.own_backward.setdefault(number, self.frames[-1] if self.frames else -1)
-        self.paused -= 1
         return number
 
     def stand_in(self, tensor: Tensor, other: Tensor) -> None:
         """Take `other` for `tensor` from now on, with its own shape."""
         number = self.value(tensor)
-        self.paused += 1
-        self.graph.stand_ins[self._new(other, "operator")] = number
-        self.paused -= 1
+        with self.paused:
+            self.graph.stand_ins[self._new(other, "operator")] = number
 
-    def operator(self, op: Any, args: tuple[Any, ...], named: dict[str, Any], run: Callable[[], Any]) -> Any:
+    def operator(self, op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run one operator and note it."""
-        if self.paused or str(op.overloadpacket) in SKIPPED:
-            return run()
+        if str(op.overloadpacket) in SKIPPED:
+            return op(*args, **named)
         check_collective(op)
         if str(op.overloadpacket) == "aten._local_scalar_dense" and self._is_checked(args[0]):
             return True
-        came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
-        output = run()
+        came = self._refs(args), self._refs(named)
+        output = op(*args, **named)
         flat = output if isinstance(output, (tuple, list)) else (output,)
         self._note(op, came, flat, flops_of(op, args, output))
         return output
+
+    def _refs(self, thing: Any) -> Any:
+        return mapped(thing, lambda tensor: Ref(self.value(tensor)))
 
     def _note(self, op: Any, came: tuple[Any, Any], outputs: Sequence[Any], flops: int) -> None:
         number = len(self.graph.nodes)
@@ -222,10 +228,9 @@ class Recorder:
         """Run what makes one tensor, and note it as the operator `op` with these arguments."""
         if self.paused:
             return run()
-        came = mapped(args, lambda t: Ref(self.value(t))), mapped(named, lambda t: Ref(self.value(t)))
-        self.paused += 1
-        output, flops = op.recorded() if isinstance(op, PartsOp) else (run(), flops)
-        self.paused -= 1
+        came = self._refs(args), self._refs(named)
+        with self.paused:
+            output, flops = op.recorded() if isinstance(op, PartsOp) else (run(), flops)
         self._note(op, came, (output,), flops)
         return output
 
@@ -244,52 +249,40 @@ class Recorder:
     # ---- calls of modules ----
 
     def _watched(self, path: str, module: nn.Module) -> Callable[[], None]:
-        """Have each call of a module be a frame, with its hooks, and of its forward alone; return the end.
+        """Have each call of a module's forward alone be seen; return the end.
 
         No hook of PyTorch is told of a program's own calls of `module.forward`, but what stands in place of
         a forward is called.
         """
-        run, own, names = module.forward, vars(module).get("forward"), argument_names(module.forward)
-        handles = (
-            module.register_forward_pre_hook(
-                lambda _, args, named: self._begin(path, module, names, args, named),
-                prepend=True, with_kwargs=True,
-            ),
-            module.register_forward_hook(lambda _module, _args, output: self._end(output)),
-        )  # fmt: skip
+        run, own = module.forward, vars(module).get("forward")
 
         @functools.wraps(run)
         def forward(*args: Any, **named: Any) -> Any:
             frame = self.graph.frames[self.frames[-1]] if self.frames else None
             alone = frame is None or frame.path != path or frame.begin >= 0
             if alone:
-                self._begin(path, module, names, args, named)
+                self.begin(path, module, args, named)
             self._begin_body(args, named)
             output = run(*args, **named)
             self._end_body(output)
             if alone:
-                self._end(output)
+                self.end(path, module, args, output)
             return output
 
-        scripted = isinstance(module, torch.jit.ScriptModule)
-        if not scripted:
-            module.forward = forward  # type: ignore[method-assign]
-
-        def end() -> None:
-            for handle in handles:
-                handle.remove()
-            if not scripted:
-                del module.forward
-            if not scripted and own is not None:
+        def restore() -> None:
+            del module.forward
+            if own is not None:
                 module.forward = own  # type: ignore[method-assign]
 
-        return end
+        module.forward = forward  # type: ignore[method-assign]
+        return restore
 
-    def _begin(self, path: str, module: nn.Module, names: tuple[str, ...], args: Any, named: Any) -> None:
+    def begin(self, path: str, module: nn.Module, args: Any, named: Any) -> None:
+        """A call of a module is a frame, with its hooks."""
         number = len(self.graph.frames)
-        came = mapped((args, named), lambda tensor: Ref(self.value(tensor)))
+        came = self._refs((args, named))
         frame = Frame(
-            number, path, type(module).__name__, len(self.graph.nodes), names=names,
+            number, path, type(module).__name__, len(self.graph.nodes), names=(names := self._names[path]),
             slots=(tuple(slot for slot, _ in slots_of_call(came[0], came[1], names, Ref)), ()),
             inputs=[ref.value for ref in tensors_in(came, Ref)], arguments=came,
             grad=torch.is_grad_enabled(), recomputed=_is_recomputed(), level=len(self.frames),
@@ -314,7 +307,8 @@ class Recorder:
         frame.slots = frame.slots[0], tuple(slot for slot, _ in slots_in(output))
         frame.outputs = [self.value(tensor) for tensor in tensors_in(output)]
 
-    def _end(self, output: Any) -> None:
+    def end(self, path: str, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        """A call of a module ends."""
         frame = self.graph.frames[self.frames[-1]]
         if frame.begin < 0:  # of a script, whose forward is not watched
             frame.begin = frame.first
@@ -369,16 +363,6 @@ class Recorder:
             says = str(error).strip().splitlines()
             does = f"raises {type(error).__name__} on the sample: {says[0] if says else ''}"
         return CaptureError(f"{where} {does}, at {at}", final=getattr(error, "final", False))
-
-
-class _Operators(OperatorMode):
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        return self._recorder.operator(func, args, named, lambda: func(*args, **named))
 
 
 class _Functions(TorchFunctionMode):
@@ -458,9 +442,7 @@ def _is_recomputed() -> bool:
 
 def _line_now() -> str:
     """Where the program is: the innermost line outside PyTorch and outside this package."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
-        frame = frame.f_back
+    frame = program_frame()
     if frame is None:
         return ""
     name, number = frame.f_code.co_filename, frame.f_lineno

@@ -62,17 +62,10 @@ class LocalModel:
 
     def _gather(self, module: nn.Module) -> None:
         run = module.forward
-        parts, recorder = self._choice.parts, self.recorder
 
         @wraps(run)
         def forward(*args: Any, **named: Any) -> Tensor:
-            output: Tensor = run(*args, **named)
-            recorder.paused += 1
-            whole = output.new_zeros(*output.shape[:-1], output.shape[-1] * parts)
-            whole = whole + output.sum()  # with its gradient
-            recorder.paused -= 1
-            recorder.stand_in(output, whole)
-            return whole
+            return self._stand_in(run(*args, **named), ModuleMove("gather", -1))
 
         module.forward = forward  # type: ignore[method-assign]
 
@@ -85,14 +78,12 @@ class LocalModel:
             nonlocal count
             count += 1
             calls.counts = {count}
-            self.recorder.paused += 1
-            calls.takes.add(given_by(args, named, names, [slot for slot, _ in made.into]))
-            self.recorder.paused -= 1
+            with self.recorder.paused:
+                calls.takes.add(given_by(args, named, names, [slot for slot, _ in made.into]))
             args, named = made.taken(args, named)
             output = run(*args, **named)
-            self.recorder.paused += 1
-            calls.returns.add(returned_by(output, [slot for slot, _ in made.out]))
-            self.recorder.paused -= 1
+            with self.recorder.paused:
+                calls.returns.add(returned_by(output, [slot for slot, _ in made.out]))
             return made.returned(output)
 
         module.forward = forward  # type: ignore[method-assign]
@@ -101,16 +92,15 @@ class LocalModel:
         """What a move makes of a tensor, without its values."""
         if move.kind == "enter":
             return tensor
-        self.recorder.paused += 1
-        sizes, parts = list(tensor.shape), self._choice.parts
-        gathers = move.kind.startswith("gather")
-        sizes[move.dim] = sizes[move.dim] * parts if gathers else sizes[move.dim] // parts
-        # operators depend on the strides
-        order = sorted(range(len(sizes)), key=tensor.stride().__getitem__, reverse=True)
-        other = tensor.new_zeros([sizes[at] for at in order])
-        other = other.permute([order.index(at) for at in range(len(order))])
-        other = other + tensor.sum()  # with its gradient
-        self.recorder.paused -= 1
+        with self.recorder.paused:
+            sizes, parts = list(tensor.shape), self._choice.parts
+            gathers = move.kind.startswith("gather")
+            sizes[move.dim] = sizes[move.dim] * parts if gathers else sizes[move.dim] // parts
+            # operators depend on the strides
+            order = sorted(range(len(sizes)), key=tensor.stride().__getitem__, reverse=True)
+            other = tensor.new_zeros([sizes[at] for at in order])
+            other = other.permute([order.index(at) for at in range(len(order))])
+            other = other + tensor.sum()  # with its gradient
         self.recorder.stand_in(tensor, other)
         return other
 

@@ -160,7 +160,7 @@ class DryCompression:
         self._held: dict[Tensor, CompressionState] = {}
         self._live: list[list[Tensor]] = []
         self._undone: list[Tensor] = []
-        with watch.labelled("buffers"):
+        with watch.having(cause="buffers"):
             for name, value in named.items():
                 shape = value.shape if whole else local(value).shape
                 choice = settings.choice(name, shape)
@@ -178,7 +178,7 @@ class DryCompression:
     ) -> None:
         """Average a bucket. The messages of the one before are under way until this one's are."""
         del flat
-        with self._watch.labelled("buffers"):
+        with self._watch.having(cause="buffers"):
             self._live = [*self._live[-1:], self._sent(pairs, sum(each.numel() for each in exact))]
 
     def finish(self) -> None:

@@ -147,7 +147,7 @@ class _DryRuntime(PipelineRuntime):
 
     def _arrived(self, step: Any, action: Action) -> Any:
         self._watch.phase, self._watch.cause = "backward", "temporary"
-        with self._watch.reading(1.0):  # flags of gradients that may be None: all are there
+        with self._watch.having(numbers=1.0):  # flags of gradients that may be None: all are there
             return super()._arrived(step, action)
 
     def _weights(self, step: Any, action: Action) -> None:
@@ -237,10 +237,9 @@ class _DryStep:
     @contextmanager
     def _low(self) -> Iterator[None]:
         """Have the parameters in the type of compute."""
-        low, exact = _low(self._plan), set[nn.Parameter]()
-        if low is not None:
-            kept = kept_in_f32(self._model, self._plan)
-            exact = {value for module in kept for value in module.parameters()}
+        low = _low(self._plan)
+        kept = kept_in_f32(self._model, self._plan) if low else []
+        exact = {value for module in kept for value in module.parameters()}
         changed = [value for value in self._model.parameters() if low and value.is_floating_point()]
         before = [(value, value.data) for value in changed if value not in exact]
         with self._shapes.mode:
@@ -300,7 +299,7 @@ class _DryStep:
             programs.confirm(micros, task.counted_loss)
         with self._running():
             self._account.forget_peak()
-            with self._watch.labelled("inputs"):
+            with self._watch.having(cause="inputs"):
                 for tensor in tensors_in(batch):
                     self._watch.see(tensor)
             del batch
@@ -342,8 +341,8 @@ class _DryStep:
     def _see_model(self) -> None:
         root, watch = self._root, self._watch
         replicas = self._plan.zero == 0 and not self._plan.low  # a rank keeps the model's own parameters
-        watch.follow(root, self._names)
-        with watch.labelled("parameters"):
+        watch.follow([(self._names.get(module, ""), module) for module in root.modules()], always=True)
+        with watch.having(cause="parameters"):
             for buffer in root.buffers():
                 watch.see(buffer)
             for value in root.parameters():
@@ -357,23 +356,23 @@ class _DryStep:
         made: Any = None
         units = [unit for unit in self._structure.units if unit in inside]
         if plan.swap is not None:
-            with self._running(), watch.labelled("parameters"):
+            with self._running(), watch.having(cause="parameters"):
                 made = DrySwap(root, units, self._mesh, self._task.memory_type)
         elif plan.zero == 0 and not plan.low:
-            with self._running(), watch.labelled("buffers"):
+            with self._running(), watch.having(cause="buffers"):
                 made = self._shard(units)
                 made.compression = self._compression(plan)
         else:
             with _explained():  # its meshes have values
                 made = self._shard(units)
-            labels = partial(watch.labelled, "gathered"), partial(watch.labelled, "buffers")
+            labels = partial(watch.having, cause="gathered"), partial(watch.having, cause="buffers")
             fsdp.observe(root, *labels, self._follow, self._note_gradient)
-            with self._shapes.mode, watch.labelled("parameters"):
+            with self._shapes.mode, watch.having(cause="parameters"):
                 for value in root.parameters():
                     watch.see(local(value.detach()))
             with self._running():
                 made.compression = self._compression(plan)
-        made.finish = watch.reading(1.0)(made.finish)  # all ranks have used what this one has
+        made.finish = watch.having(numbers=1.0)(made.finish)  # all ranks have used what this one has
         return made
 
     def _shard(self, units: list[nn.Module]) -> Any:
@@ -415,7 +414,7 @@ class _DryStep:
             return []
         if cut:
             handle_parts()
-        with watch.labelled("moments"), watch.reading(READ):
+        with watch.having(cause="moments"), watch.having(numbers=READ):
             given = Parameters(trained)
             made = make(given)  # some make their state at once
             optimizers = optimizers_of(made, given, swap=isinstance(units, DrySwap))
@@ -453,7 +452,7 @@ class _DryStep:
         if self._run.everyone.local_steps is None:
             return None
         buffers: Any = SimpleNamespace(changed=lambda: (), synchronize=lambda _: None)
-        with self._watch.labelled("moments"), self._watch.reading(READ):
+        with self._watch.having(cause="moments"), self._watch.having(numbers=READ):
             meetings = OuterOptimizer(trained, buffers, self._mesh)
             meetings.compression = self._compression(self._run.everyone)  # type: ignore[assignment]
             if meetings.sgd is not None:

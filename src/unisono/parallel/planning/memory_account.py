@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import bisect
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +24,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from unisono.parallel.graph.containers import tensors_in
+from unisono.parallel.graph.step_trace import StepTrace, program_frame
 from unisono.torch_internals import autograd
 from unisono.torch_internals.dtensor import finding_shapes_within
-from unisono.torch_internals.fake import OperatorMode, address_of, memory_of, number_read
+from unisono.torch_internals.fake import address_of, memory_of
 
 MIB = 1 << 20
 SMALLEST, SMALL = 512, MIB
@@ -345,28 +345,11 @@ def kernel_memory(*, on_gpu: bool, virtual: bool) -> dict[str, KernelMemory]:
     return {**ANYWHERE, **reducing, **(ON_GPU if on_gpu else {}), **(REAL if real else {})}
 
 
-class _HiddenOperators:
-    """A context, which may be entered again. It is true within."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-
-    def __bool__(self) -> bool:
-        return self._depth > 0
-
-    def __enter__(self) -> None:
-        self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-
-
 HERE = os.path.dirname(__file__) + os.sep
-PACKAGES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep)
 
 
-class StorageWatch(OperatorMode):
-    """A mode that charges every new storage on one type of device.
+class StorageWatch(StepTrace):
+    """Charges every new storage of a step on one type of device.
 
     Args:
         device_type: of the shapes.
@@ -374,36 +357,31 @@ class StorageWatch(OperatorMode):
     Attributes:
         account: takes the charges. Its `where` is this object's `place`.
         cause: of what is made now.
-        phase: of the step.
-        numbers: a number that is read from a tensor is 1, or this one; None: such a program raises.
     """
 
     def __init__(self, device_type: str, inside: dict[str, KernelMemory]) -> None:
-        super().__init__()
+        super().__init__("")
         self._inside = inside
         self.account: Any = None
-        self.cause, self.phase = "temporary", ""
-        self.numbers: float | None = None
+        self.cause = "temporary"
         self._device_type = device_type
-        self._charges: dict[int, Charge | None] = {}  # of a storage, by its address; None: it is not counted
+        # of a storage, by its address, with what tells its end; None: it is not counted
+        self._charges: dict[int, tuple[Charge | None, Any]] = {}
         self._streams: dict[Any, int] = {}
-        self._hidden = _HiddenOperators()
-        self._ends: dict[int, Any] = {}
         self._modules: list[str] = []
         self._places: dict[int, tuple[str, str]] = {}  # number of an autograd function -> module, line
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._hidden:
-            return func(*args, **(kwargs or {}))
-        if any(issubclass(kind, DTensor) for kind in types):
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.paused and any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its operators on parts come next
-        if self.numbers is not None and (number := number_read(func, args, self.numbers)) is not None:
-            return number
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        inside = self._inside.get(func.name())
+        return super().__torch_dispatch__(op, types, args, kwargs)
+
+    def operator(self, op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run one operator, and charge what it makes, and what its kernels take."""
+        output = op(*args, **named)
+        inside = self._inside.get(op.name())
         if inside is not None and next(tensors_in(args)).device.type == self._device_type:
-            taken = inside(output, *args, *kwargs.values())
+            taken = inside(output, *args, *named.values())
             taken = taken if isinstance(taken, list) else [taken]
             for charge in [self.account.charge(nbytes, "temporary") for nbytes in taken]:
                 self.account.release(charge)
@@ -421,12 +399,11 @@ class StorageWatch(OperatorMode):
         if key in self._charges:
             return
         charge = self.account.charge(storage.nbytes(), self.cause, self._stream()) if counts else None
-        self._charges[key] = charge
-        self._ends[key] = weakref.ref(storage, lambda _: self._end(key))
+        self._charges[key] = charge, weakref.ref(storage, lambda _: self._end(key))
 
     def relabel(self, tensor: Tensor, cause: str) -> None:
         """Count the storage of a tensor under another cause."""
-        charge = self._charges.get(memory_of(tensor)[1])
+        charge, _ = self._charges.get(memory_of(tensor)[1], (None, None))
         if charge is not None:
             self.account.relabel(charge, cause)
 
@@ -445,16 +422,16 @@ class StorageWatch(OperatorMode):
 
         def resize(storage: Any, nbytes: int) -> Any:
             number = address_of(storage)
-            charge = self._charges.get(number)
+            charge, end = self._charges.get(number, (None, None))
             found = plain(storage, nbytes)
             if charge is not None:
                 self.account.release(charge)
-                self._charges[number] = self.account.charge(nbytes, charge.cause, self._stream())
+                self._charges[number] = self.account.charge(nbytes, charge.cause, self._stream()), end
             return found
 
         kind.resize_ = resize
         try:
-            with self, finding_shapes_within(self._hidden):
+            with self, finding_shapes_within(self.paused):
                 yield
         finally:
             if own is None:
@@ -463,36 +440,16 @@ class StorageWatch(OperatorMode):
                 kind.resize_ = own
 
     def _end(self, key: int) -> None:
-        charge = self._charges.pop(key, None)
-        self._ends.pop(key, None)
+        charge, _ = self._charges.pop(key, (None, None))
         if charge is not None:
             self.account.release(charge)
 
-    def reading(self, number: float) -> Any:
-        """Have programs read this number."""
-        return self._having("numbers", number)
+    def begin(self, path: str, module: nn.Module, args: Any, named: Any) -> None:  # noqa: ARG002
+        """The program is in a module."""
+        self._modules.append(path)
 
-    def labelled(self, cause: str) -> Any:
-        """Charge what is made here to another cause."""
-        return self._having("cause", cause)
-
-    @contextmanager
-    def _having(self, name: str, value: object) -> Iterator[None]:
-        before = getattr(self, name)
-        setattr(self, name, value)
-        try:
-            yield
-        finally:
-            setattr(self, name, before)
-
-    def follow(self, root: nn.Module, names: dict[nn.Module, str]) -> None:
-        """Know where the program is: in which of these modules."""
-        for module in root.modules():
-            path = names.get(module, "")
-            module.register_forward_pre_hook(lambda *_, path=path: self._modules.append(path), prepend=True)
-            module.register_forward_hook(self._leave, always_call=True)
-
-    def _leave(self, *_: Any) -> None:
+    def end(self, path: str, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002
+        """It is in the one around that."""
         self._modules.pop()
 
     def place(self) -> ProgramLocation:
@@ -508,9 +465,5 @@ class StorageWatch(OperatorMode):
 
 def _line() -> str:
     """The innermost line of the program; "" where PyTorch's modules and this package are all that runs."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
-        if frame.f_code.co_name == "_step" and frame.f_code.co_filename.startswith(HERE):
-            return ""
-        frame = frame.f_back
+    frame = program_frame(lambda code: code.co_name == "_step" and code.co_filename.startswith(HERE))
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

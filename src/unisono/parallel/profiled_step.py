@@ -26,9 +26,8 @@ from .mesh import PlanMesh
 
 Result = TypeVar("Result")
 SIZES = {
-    "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "short": 2, "bool":
-    1,
-    "unsigned char": 1, "signed char": 1,
+    "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int": 8, "int": 4, "short": 2,
+    "bool": 1, "unsigned char": 1, "signed char": 1,
 }  # fmt: skip
 MOVED = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 COLLECTIVE = re.compile(r"(?:unisono|nccl|gloo):(_?\w+)")
@@ -74,7 +73,7 @@ class CollectiveRecord(NamedTuple):
     measured_s: float
 
 
-class StepTrace:
+class ProfiledStep:
     """The events of one step on one rank."""
 
     def __init__(self, events: list[dict[str, Any]], base_ns: int) -> None:
@@ -128,7 +127,7 @@ class StepTrace:
         return whole
 
 
-def trace_step(work: Callable[[], Result]) -> tuple[Result, StepTrace]:
+def profile_step(work: Callable[[], Result]) -> tuple[Result, ProfiledStep]:
     """Run `work` under the profiler."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         result = work()
@@ -136,7 +135,7 @@ def trace_step(work: Callable[[], Result]) -> tuple[Result, StepTrace]:
         path = Path(folder, "trace.json")
         seen.export_chrome_trace(str(path))
         written = json.loads(path.read_text())
-    return result, StepTrace(written["traceEvents"], int(written.get("baseTimeNanoseconds", 0)))
+    return result, ProfiledStep(written["traceEvents"], int(written.get("baseTimeNanoseconds", 0)))
 
 
 def _around(event: dict[str, Any], ranges: list[dict[str, Any]]) -> list[str]:
@@ -243,19 +242,15 @@ def _figures(calls: list[CollectiveRecord]) -> str:
     return f"{len(calls):6}{nbytes:12.0f}{predicted * 1e3:10.3f}ms{measured * 1e3:10.3f}ms"
 
 
-def write_trace(watched: StepTrace, path: Path) -> None:
+def write_trace(watched: ProfiledStep, path: Path) -> None:
     """Write the step of all ranks as one file for ui.perfetto.dev. All ranks call this; rank 0 writes."""
     rows: list[dict[str, Any]] = []
     for event in watched.events:
         row = _row(event["name"])
         if row is None and (event.get("cat") != "cpu_op" or event["dur"] < 20):
             continue
-        kept = {
-            "ph": "X",
-            "name": event["name"].removeprefix("up::"),
-            "pid": dist.get_rank(),
-            "tid": row or "compute",
-        }
+        name = event["name"].removeprefix("up::")
+        kept = {"ph": "X", "name": name, "pid": dist.get_rank(), "tid": row or "compute"}
         kept |= {"ts": watched.base_ns / 1e3 + event["ts"], "dur": event["dur"]}
         rows.append(kept | {"args": {"bytes": _nbytes(event)} if row == "collectives" else {}})
     gathered = gather_on_rank_0(lambda: rows)
