@@ -203,7 +203,7 @@ class LocalForward(Forward):
             seen[leaf] = self._part(leaf, dim)
         bias = self._module._parameters.get("bias") if self._kind == "row" else None
         if bias is not None:
-            seen["bias"] = share(bias, self._axis.parts)
+            seen["bias"] = self._share(bias)
         try:
             yield
         finally:
@@ -215,6 +215,9 @@ class LocalForward(Forward):
         if value is None:
             return part_of(self._module._buffers[leaf], dim, self._axis)
         return value.to_local() if isinstance(value, DTensor) else value  # type: ignore[no-any-return]
+
+    def _share(self, bias: Tensor) -> Tensor:
+        return share(bias, self._axis.parts)
 
     def _vocabulary(self, *args: Any, **named: Any) -> Tensor:
         """Rows of other ranks give zeros, and the ranks add up."""
