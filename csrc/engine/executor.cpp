@@ -20,6 +20,8 @@ constexpr size_t kCodedPartElements = 4096;
 // A message of at least this size is sent with zero copy rather than staged. Zero copy costs system calls,
 // and a fixed time for each page; a staged message is copied once more, within the caches, see `warm_bytes`.
 constexpr size_t kZeroCopyBytes = 512 * 1024;
+// Where all messages of a plan could be sent with zero copy, calls to this size are staged in segments.
+constexpr size_t kStagedBytes = 2 * 1024 * 1024;
 
 // A message of at least this size is opened: receivers read it in place, without a copy, but must release it
 // before the call ends. A sender that has nothing else to do sends with zero copy instead: then both ends
@@ -110,7 +112,7 @@ size_t Executor::message_limit(const Program& program) const {
 
 // Whether all messages of a plan that allows zero copy are staged all the same.
 bool Executor::stages(const CollectiveTask& task, size_t item) const {
-  return limits_.zero_copy && task.numel > 0 && task.numel * item < kZeroCopyBytes;
+  return limits_.zero_copy && task.numel > 0 && task.numel * item <= kStagedBytes;
 }
 
 // A sender can have the messages of two segments outstanding, so that segments overlap.
@@ -300,7 +302,7 @@ bool Executor::send_zero_copy(Transport& transport, const Instruction& step, std
   const Program& program = *context.task.program;
   const bool idle = program.sources().empty();
   const bool staged = program.can_zero_copy() && stages(context.task, context.item);
-  const size_t least = staged ? kZeroCopyBytes : std::min(kZeroCopyBytes, message_limit(program));
+  const size_t least = staged ? SIZE_MAX : std::min(kZeroCopyBytes, message_limit(program));
   if (nbytes < std::min(kMappedBytes, least)) return false;
   const bool can_zero_copy = (step.flags & kLast) != 0 &&
                              (limits_.zero_copy || runs_ahead(step.dst, context)) && nbytes >= least &&
