@@ -8,10 +8,10 @@ Channel& Channels::channel(int sender, int receiver) {
   return group_.region().channel(group_.region_index(sender), group_.region_index(receiver));
 }
 
-// Called before the header is written: a message of at least half a ring is sent with zero copy, where ranks
+// Called before the header is written: a message larger than a ring is sent with zero copy, where ranks
 // can read each other's memory. One at a time is sent so to a rank: later ones wait.
 void Channels::begin_zero_copy(Request& request) {
-  if (request.nbytes < group_.region().channel_bytes() / 2 || !group_.on_this_host(request.peer) ||
+  if (request.nbytes <= group_.region().channel_bytes() || !group_.on_this_host(request.peer) ||
       !group_.region().zero_copy())
     return;
   if (!accessible(request.data, request.nbytes)) {
