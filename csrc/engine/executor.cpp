@@ -21,7 +21,7 @@ constexpr size_t kCodedPartElements = 4096;
 // and a fixed time for each page; a staged message is copied once more, within the caches, see `warm_bytes`.
 constexpr size_t kZeroCopyBytes = 512 * 1024;
 // Where all messages of a plan could be sent with zero copy, calls to this size are staged in segments.
-constexpr size_t kStagedBytes = 2 * 1024 * 1024;
+constexpr size_t kStagedBytes = 32 * 1024 * 1024;
 
 // A message of at least this size is opened: receivers read it in place, without a copy, but must release it
 // before the call ends. A sender that has nothing else to do sends with zero copy instead: then both ends
@@ -143,8 +143,22 @@ void Executor::prepare_scratch(const CollectiveTask& task, size_t segment, size_
   if (inputs_.size() < task.program->widest_reduce()) inputs_.resize(task.program->widest_reduce());
 }
 
+void Executor::check_memory(const CollectiveTask& task, size_t item, Waiter& waiter) {
+  const BufferBinding& binding = task.binding;
+  const auto check = [&](const ChunkList& buffers, ptrdiff_t behind, FaultKind fault) {
+    buffers.each([&](const BufferExtent& one) {
+      const size_t nbytes = one.numel * item;
+      if (nbytes >= kCheckedBytes && !is_present(one.data + behind, nbytes)) waiter.fail_here(fault);
+    });
+  };
+  check(binding.out, 0, task.program->writes_out() ? FaultKind::kUnwritable : FaultKind::kUnreadable);
+  check(binding.in, 0, FaultKind::kUnreadable);
+  if (binding.untouched != 0) check(binding.out, binding.untouched, FaultKind::kUnreadable);
+}
+
 void Executor::run(const CollectiveTask& task, Waiter& waiter) {
   const size_t item = itemsize(task.dtype);
+  check_memory(task, item, waiter);
   const size_t longest = std::max(task.binding.out.longest(), task.binding.in.longest());
   const size_t segment = std::max<size_t>(1, std::min(segment_elements(task, item), longest));
   prepare_scratch(task, segment, item);

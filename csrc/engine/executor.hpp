@@ -32,6 +32,11 @@ class ChunkList {
   // Elements [first, first + at_most) of chunk `index`, cut at its end.
   BufferExtent slice(int32_t index, size_t first, size_t at_most, size_t item) const;
   size_t longest() const;
+  template <class Visit>
+  void each(Visit visit) const {
+    if (list_.empty()) visit(BufferExtent{data_, numel_});
+    for (const BufferExtent& extent : list_) visit(extent);
+  }
   size_t numel(int32_t index) const;
   // The first element of chunk `index` of one buffer that is cut.
   size_t start(int32_t index) const { return static_cast<size_t>(index) * chunk_numel_; }
@@ -158,6 +163,8 @@ class Executor {
                               const SegmentContext& context);
   bool runs_ahead(ChunkRef ref, const SegmentContext& context) const;
   size_t segments_ahead(size_t segment, size_t item) const;
+  // Fails where a buffer of the caller is not there, before anything moves.
+  void check_memory(const CollectiveTask& task, size_t item, Waiter& waiter);
   bool stages(const CollectiveTask& task, size_t item) const;
   size_t segment_elements(const CollectiveTask& task, size_t item) const;
   void prepare_scratch(const CollectiveTask& task, size_t segment, size_t item);

@@ -186,6 +186,7 @@ bool Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_loc
     const uint64_t ended = ended_;
     ++caller_epoch_;
     next_deadline_ = std::min(next_deadline_, request->deadline);
+    check_memory(*request);
     enqueue(std::move(request));
     progress(LargeMessages::kLater);
     wake_others(ended, 0);
@@ -197,6 +198,14 @@ bool Channels::post(std::shared_ptr<Request> request, ReleasableLock& caller_loc
     out_of_memory(waiting);
   }
   return true;
+}
+
+// Between hosts the kernel finds missing memory itself.
+void Channels::check_memory(const Request& request) {
+  const bool copied = request.peer == kAnyRank || group_.on_this_host(request.peer);
+  if (!copied || request.sized || request.nbytes < kCheckedBytes || is_present(request.data, request.nbytes))
+    return;
+  group_.fail({request.sending ? FaultKind::kUnreadable : FaultKind::kUnwritable, rank_, rank_});
 }
 
 void Channels::enqueue(std::shared_ptr<Request> request) {

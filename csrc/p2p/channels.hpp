@@ -191,6 +191,7 @@ class Channels {
   void pull(int peer, LargeMessages large);
   std::unique_lock<std::mutex> locked(ReleasableLock& caller_lock);
   Channel& channel(int sender, int receiver);
+  void check_memory(const Request& request);
   void begin_zero_copy(Request& request);
   bool progress_zero_copy(Request& request);
   bool fetch_zero_copy(int peer, unsigned char* target);

@@ -3,12 +3,6 @@
 #include "p2p/channels.hpp"
 
 namespace unisono {
-namespace {
-
-// Of messages of at least this size it is checked that the memory is there: one system call.
-constexpr uint64_t kCheckedBytes = 64 * 1024;
-
-}  // namespace
 
 Channel& Channels::channel(int sender, int receiver) {
   return group_.region().channel(group_.region_index(sender), group_.region_index(receiver));
@@ -17,13 +11,13 @@ Channel& Channels::channel(int sender, int receiver) {
 // Called before the header is written: a message larger than a ring is sent with zero copy, where ranks
 // can read each other's memory. One at a time is sent so to a rank: later ones wait.
 void Channels::begin_zero_copy(Request& request) {
-  if (request.nbytes < kCheckedBytes || !group_.on_this_host(request.peer) || !group_.region().zero_copy())
+  if (request.nbytes <= group_.region().channel_bytes() || !group_.on_this_host(request.peer) ||
+      !group_.region().zero_copy())
     return;
   if (!accessible(request.data, request.nbytes)) {
     if (!readable(request.data, request.nbytes)) group_.fail({FaultKind::kUnreadable, rank_, rank_});
     return;
   }
-  if (request.nbytes <= group_.region().channel_bytes()) return;
   request.zero_copy = true;
   group_.publish_arena(rank_);
   ++zero_copy_sends_[static_cast<size_t>(request.peer)];

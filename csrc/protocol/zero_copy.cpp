@@ -254,6 +254,14 @@ bool readable(const void* data, size_t nbytes) {
   return true;
 }
 
+bool is_present(const void* data, size_t nbytes) {
+  constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, since Linux 5.14: as a read, but EFAULT for SIGBUS
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t last = reinterpret_cast<uintptr_t>(data) + nbytes - 1;
+  if (madvise(reinterpret_cast<void*>(last / page * page), page, kPopulateRead) == 0) return true;
+  return accessible(data, nbytes) || readable(data, nbytes);
+}
+
 ProcessIdentity identity() {
   ProcessToken& token = process_token();
   return {getpid(), reinterpret_cast<uint64_t>(&token.number), token.number.load()};

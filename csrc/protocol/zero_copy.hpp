@@ -95,6 +95,10 @@ T& never_free(T&& value) {
 bool accessible(const void* data, size_t nbytes);
 // Whether every page of this memory can be read; a page of a mapped file may be missing. Slow.
 bool readable(const void* data, size_t nbytes);
+// Whether the end of a caller's buffer is there. Touching a page that a mapped file has lost ends the process
+// by SIGBUS. One system call, as a rule; buffers below kCheckedBytes are not worth it.
+bool is_present(const void* data, size_t nbytes);
+constexpr size_t kCheckedBytes = 256 * 1024;
 
 // Copies bytes between this process's memory and another one's. kNone: it has. kPeerLost: the process is
 // another one. kUnreadable, kUnwritable: a page is missing. kNoAccess: the system refuses it.

@@ -1,6 +1,7 @@
 """Limits of the process: each error says which one was met, and how to raise it."""
 
 import errno
+import itertools
 import socket
 from pathlib import Path
 
@@ -75,7 +76,12 @@ def test_a_full_disk() -> None:
 
 @of_two
 def test_a_buffer_whose_file_was_cut_is_named_at_once_on_all_ranks() -> None:
-    uses = [f"{use} {call}" for use in ("write", "read") for call in ("broadcast", "message")]
+    uses = [
+        f"{use} {call} {nbytes}"
+        for nbytes in (8_000_000, 300_000)  # copied by the kernel, and through a ring
+        for use, call in itertools.product(("write", "read"), ("broadcast", "message"))
+    ]
+    uses.append("write all_reduce 300000")
     assert ranks.processes(2, PROGRAMS / "loses_its_memory.py", *uses) == ["fine\n"] * 2
 
 

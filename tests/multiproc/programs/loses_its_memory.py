@@ -14,16 +14,18 @@ from sandbox import refuse
 NBYTES = 8_000_000
 
 
-def mapped() -> tuple[Any, Any]:
+def mapped(nbytes: int) -> tuple[Any, Any]:
     """A mapped file, whole."""
     file = tempfile.NamedTemporaryFile()  # noqa: SIM115  (until the program ends)
-    os.truncate(file.name, NBYTES)
+    os.truncate(file.name, nbytes)
     return file, np.memmap(file.name, np.uint8, "r+")
 
 
 def run(group: un.Group, call: str, x: Any, owner: int) -> Any:
     """The call, in which the owner's buffer is read or written."""
-    used, kind = call.split()
+    used, kind, _ = call.split()
+    if kind == "all_reduce":
+        return group.all_reduce(x)
     if kind == "broadcast":
         return group.broadcast(x, owner if used == "read" else 1 - owner)
     sends = (group.rank == owner) == (used == "read")
@@ -32,9 +34,9 @@ def run(group: un.Group, call: str, x: Any, owner: int) -> Any:
 
 def memory(number: int, call: str) -> str:
     """One case with a file that is cut."""
-    owner = number % 2
+    owner, nbytes = number % 2, int(call.split()[2])
     with un.init_process_group(init_method=f"{os.environ['MEETING']}.{number}", timeout=60) as group:
-        file, x = mapped() if group.rank == owner else (None, np.ones(NBYTES, np.uint8))
+        file, x = mapped(nbytes) if group.rank == owner else (None, np.ones(nbytes, np.uint8))
         group.barrier()
         if file:
             os.truncate(file.name, 4096)
