@@ -158,8 +158,11 @@ void Executor::check_memory(const CollectiveTask& task, size_t item, Waiter& wai
 
 void Executor::run(const CollectiveTask& task, Waiter& waiter) {
   const size_t item = itemsize(task.dtype);
-  check_memory(task, item, waiter);
   const size_t longest = std::max(task.binding.out.longest(), task.binding.in.longest());
+  const auto chunks =
+      static_cast<size_t>(task.program->chunks(Space::kOut) + task.program->chunks(Space::kIn));
+  if (chunks * longest * item >= kCheckedBytes) [[unlikely]]
+    check_memory(task, item, waiter);
   const size_t segment = std::max<size_t>(1, std::min(segment_elements(task, item), longest));
   prepare_scratch(task, segment, item);
   size_t first = 0;

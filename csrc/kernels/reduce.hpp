@@ -49,8 +49,8 @@ class Combiner {
 struct KernelTable {
   const char* isa;
   CopyKernel copy;
-  CopyKernel
-      copy_nontemporal;  // the stores do not fetch the lines; everything is visible before a later store
+  // By stores that fetch no lines; what they write is visible before a later store of this thread.
+  CopyKernel copy_nontemporal;
   ReduceKernel reduce[kDTypeCount][kReduceOpCount];  // nullptr: this pair has no meaning
   ScaleKernel scale[kDTypeCount];
   CodecKernels codecs[kCodecCount];

@@ -280,9 +280,9 @@ class Recorder(StepTrace):
     def begin(self, path: str, module: nn.Module, args: Any, named: Any) -> None:
         """A call of a module is a frame, with its hooks."""
         number = len(self.graph.frames)
-        came = self._refs((args, named))
+        came, names = self._refs((args, named)), self._names[path]
         frame = Frame(
-            number, path, type(module).__name__, len(self.graph.nodes), names=(names := self._names[path]),
+            number, path, type(module).__name__, len(self.graph.nodes), names=names,
             slots=(tuple(slot for slot, _ in slots_of_call(came[0], came[1], names, Ref)), ()),
             inputs=[ref.value for ref in tensors_in(came, Ref)], arguments=came,
             grad=torch.is_grad_enabled(), recomputed=_is_recomputed(), level=len(self.frames),
