@@ -21,7 +21,7 @@ constexpr size_t kCodedPartElements = 4096;
 // and a fixed time for each page; a staged message is copied once more, within the caches, see `warm_bytes`.
 constexpr size_t kZeroCopyBytes = 512 * 1024;
 // Where all messages of a plan could be sent with zero copy, calls to this size are staged in segments.
-constexpr size_t kStagedBytes = 32 * 1024 * 1024;
+constexpr size_t kStagedBytes = 4 * 1024 * 1024;
 
 // A message of at least this size is opened: receivers read it in place, without a copy, but must release it
 // before the call ends. A sender that has nothing else to do sends with zero copy instead: then both ends
